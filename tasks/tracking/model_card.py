@@ -1,4 +1,4 @@
-"""Model card and data card of a registered version: Markdown from records and reports.
+"""Model card and data card of a registered version: Markdown from records and reports, with the header of model hubs.
 
 A card is written at registration, and again when an evaluation or a decision adds to it.
 """
@@ -6,9 +6,12 @@ A card is written at registration, and again when an evaluation or a decision ad
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
 
 from rlcore.errors import StorageError
 from rlcore.tasks.store.cache import Record, describe_machine
@@ -16,12 +19,13 @@ from rlcore.tasks.store.markdown import code, code_cell, plain
 from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
-from rlcore.tasks.tracking.hub_card import header_fields, model_index
 from rlcore.tasks.tracking.lineage import Ancestor, ancestry, nodes, tree_lines
 from rlcore.tasks.tracking.mlflow_model import Cards
 
 _BASE_CARD = Path("model", "model_card.json")  # the stage that imported the base
 _DIGITS = 12
+_HUB = re.compile(r"hub:(?P<name>[^@]+)@(?P<revision>[0-9a-f]{40})")
+_METRIC = re.compile(r"eval/(accuracy|pass_at_(?P<k>\d+)|data/(?P<data>.+))")
 _NOT_YET = "No decision yet: no promotion has compared it with a champion."
 _INTENDED = """It answers questions of the kind of its training data, in the chat format of its tokenizer. It is a
 checkpoint of a training pipeline: nothing was measured beyond the results above."""
@@ -54,9 +58,8 @@ def write_cards(
     evaluated = _evaluation(records, record)
     read = _data_sets_of(home, records, ancestry(home, tuple(records), evaluated)) if evaluated else []
     used = evaluated.ingredients["inputs"] if evaluated else ()
-    index = model_index(name, evaluated, [each for each in read if each["stage"] in used])
-    fields = header_fields(record, base, data=data, index=index)
-    header = "---\n" + "".join(f"{key}: {json.dumps(value)}\n" for key, value in fields.items()) + "---"  # YAML too
+    results = list(_eval_results(evaluated, [each for each in read if each["stage"] in used])) if evaluated else []
+    header = _header(name, record, base, data=data, results=results)
     sections = {
         "": _what(code(name) + (f" version {version}" if version else ""), record, base),
         "How to load it": _loading(f"models:/{name}/{version or 'VERSION'}", record, repo),
@@ -71,13 +74,68 @@ def write_cards(
         "Training": _training(record),
     }
     body = "\n\n".join(f"## {title}\n\n{text}" if title else text for title, text in sections.items())
-    text = f"{header}\n# {code(name)}\n\n{body}\n"
+    text = f"---\n{header.to_yaml()}\n---\n# {code(name)}\n\n{body}\n"
     return Cards(model=text, data=_data_card(name, data), license_id=license_id)
 
 
 def body_of(card: str) -> str:
     """Return a card without its YAML header."""
     return card.split("\n---\n", 1)[-1].strip()
+
+
+def _header(
+    name: str,
+    record: Record,
+    base: Mapping[str, Any],
+    *,
+    data: Sequence[Mapping[str, Any]],
+    results: list[EvalResult],
+) -> ModelCardData:
+    is_of_hub = base.get("source") == "hub"
+    names = [match["name"] for each in data if (match := _HUB.match(str(each.get("source", ""))))]
+    return ModelCardData(
+        license=str(base.get("licence", "")).lower() or "unknown",
+        library_name="transformers",
+        pipeline_tag="text-classification" if _is_reward_model(record) else "text-generation",
+        tags=["rlcore", record.ingredients["stage"]["name"]],
+        base_model=base["path"] if is_of_hub else None,
+        base_model_relation="finetune" if is_of_hub else None,
+        datasets=list(dict.fromkeys(names)) or None,
+        model_name=name if results else None,
+        eval_results=results or None,
+    )
+
+
+def _eval_results(evaluation: Record, data: Sequence[Mapping[str, Any]]) -> Iterator[EvalResult]:
+    """Yield metric, dataset, number of problems and interval; ``data``: reports of the rows that were read."""
+    metrics = evaluation.metrics
+    settings = evaluation.ingredients["config"].get("evaluation", {})
+    problems = int(metrics.get("eval/problems", 0))
+    for key, value in sorted(metrics.items()):
+        if not (match := _METRIC.fullmatch(key)) or key.endswith(("_low", "_high")):
+            continue
+        own = [each for each in data if each["stage"] == f"prepare_{match['data']}"] if match["data"] else data
+        interval = [metrics[f"{key}_{end}"] for end in ("low", "high") if f"{key}_{end}" in metrics]
+        known = {"interval": interval, "confidence": settings.get("confidence") if interval else None}
+        if not match["data"]:  # pass@k is of fewer problems than accuracy
+            known["n"] = min(problems, settings["num_sampled_problems"]) if match["k"] else problems
+        yield EvalResult(
+            task_type="text-generation",
+            **_dataset(own, match["data"] or "held-out problems"),
+            metric_type="accuracy" if match["data"] else key.removeprefix("eval/"),
+            metric_value=value,
+            metric_args={name: each for name, each in known.items() if each},
+        )
+
+
+def _dataset(data: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """Return name, type and revision of the evaluated rows: the hub's if all are from one dataset of it."""
+    sources = dict.fromkeys(str(each.get("source", "")) for each in data)
+    if len(sources) == 1 and (match := _HUB.match(next(iter(sources)))):
+        named = {"dataset_name": match["name"], "dataset_type": match["name"], "dataset_revision": match["revision"]}
+    else:
+        named = {"dataset_name": ", ".join(filter(None, sources)) or name, "dataset_type": name}
+    return named | {"dataset_split": "held out"}
 
 
 def _what(name: str, record: Record, base: Mapping[str, Any]) -> str:
