@@ -128,7 +128,7 @@ def test_a_truncated_gguf_is_refused(file: Path, tmp_path: Path, kept: float) ->
 
 
 def test_a_missing_gguf_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="does not exist"):
+    with pytest.raises(ModelError, match="no such file"):
         import_model(ModelConfig(source="gguf", path=str(tmp_path / "x.gguf")), tmp_path / "model", seed=0)
 
 

@@ -276,7 +276,7 @@ def test_the_fallback_serves_where_the_path_names_nothing(tmp_path: Path) -> Non
 
 def test_a_missing_file_without_a_fallback_is_named(tmp_path: Path) -> None:
     dataset = config(adapter="gsm8k", path=str(tmp_path / "none.jsonl"))
-    with pytest.raises(DataError, match="does not exist") as caught:
+    with pytest.raises(DataError, match="no such file") as caught:
         prepare("prompts", tmp_path / "out", dataset)
     assert caught.value.where == dataset.path
     with pytest.raises(DataError, match="No such file") as caught:
