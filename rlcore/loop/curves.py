@@ -20,7 +20,6 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from rlcore.errors import ConfigError
-from rlcore.extras import install_command
 from rlcore.loop.prompt_schedule import SampledGroups
 from rlcore.loop.recorder import HealthStop, Recorder
 from rlcore.types import ScoredRollout
@@ -55,7 +54,7 @@ def _import(package: str, module: str = "") -> Any:
     try:
         return import_module(module or package)
     except ImportError as error:
-        fix = install_command(package)
+        fix = f"pip install {package}"
         raise ConfigError(f"{package} is not installed: {error}", where="tracking.also", fix=fix) from error
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from rlcore.errors import ConfigError
-from rlcore.extras import install_command
 
 # Candidate languages, each tested on answers of three words and more. Without this restriction, one of the
 # hundred others wins for some short texts.
@@ -35,7 +34,7 @@ def open_identifier() -> Callable[[str], str]:
         raise ConfigError(
             'identifier = "py3langid" needs the package py3langid, which is not installed',
             where="the reward language",
-            fix=f"{install_command('language')}, or identifier = 'words'",
+            fix="pip install py3langid, or identifier = 'words'",
         ) from error
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
     identifier.set_languages(list(LANGUAGES))

@@ -7,7 +7,6 @@ from contextlib import ExitStack, closing, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from rlcore.extras import install_command
 from rlcore.tasks.presets.tracking import TrackingConfig
 from rlcore.tasks.store.settings import Home
 
@@ -20,7 +19,7 @@ def tool_errors(tracking: TrackingConfig) -> Iterator[str]:
     """Yield a line for each tool that is not installed."""
     for name in tracking.also:
         if find_spec(name) is None:
-            yield f"tracking.also: {name} is not installed: {install_command(name)}"
+            yield f"tracking.also: {name} is not installed: pip install {name}"
 
 
 @contextmanager
