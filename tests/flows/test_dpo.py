@@ -92,7 +92,7 @@ def test_it_starts_from_sft_reads_the_pairs_and_is_held_against_its_start(home: 
 
 def test_it_is_compared_with_rl_that_started_from_the_same() -> None:
     both = open_preset(
-        "rlhf_grpo",
+        "retrain",
         ['stages.dpo={kind="dpo",init_from="sft",data=["preferences"],num_epochs=1,batch_size=4,learning_rate=1e-4}'],
     )
     assert {("dpo", "sft"), ("grpo", "sft")} <= set(contrasts(both))

@@ -16,10 +16,7 @@ from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder
 from tests.flows.warm import run_warm
 
-PRESETS = (
-    *("gsm8k_0_5b", "gsm8k_0_5b_lora", "gsm8k_1_5b", "gsm8k_1_5b_lora", "countdown_3b"),
-    *("hh_8b", "ultrafeedback_8b", "deepscaler_1_5b", "evidence_0_5b"),
-)
+PRESETS = ("gsm8k_0_5b", "countdown_3b", "hh_8b", "deepscaler_1_5b", "evidence_0_5b")
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -32,18 +29,14 @@ def test_model_and_data_are_named_with_a_commit(name: str) -> None:
 def rows_of(kind: str, number: int) -> dict[str, Any]:
     """A row of a data set in the form in which it is published."""
     question, right, wrong = f"What is {number} + {number}?", f"It is {2 * number}.", f"No idea {number}."
-    ask = {"role": "user", "content": question}
     match kind:
         case "gsm8k":
             return {"question": question, "answer": f"<<{number}+{number}={2 * number}>>So.\n#### {2 * number}"}
         case "problems":
             return {"problem": question, "answer": str(2 * number)}
-        case "hh":
+        case _:
             asked = f"\n\nHuman: {question}\n\nAssistant: "
             return {"chosen": asked + right, "rejected": asked + wrong}
-        case _:
-            answers = {"chosen": right, "rejected": wrong}
-            return {key: [ask, {"role": "assistant", "content": text}] for key, text in answers.items()}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +47,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=32, max_positions=1024
     )
     import_model(ModelConfig(source="scratch", shape=shape), path / "model", seed=0)
-    for kind in ("gsm8k", "problems", "hh", "ultrafeedback_binarized"):
+    for kind in ("gsm8k", "problems", "hh"):
         for part, numbers in (("train", range(10, 60)), ("eval", range(60, 70))):
             lines = [json.dumps(rows_of(kind, number)) + "\n" for number in numbers]
             (path / f"{kind}.{part}.jsonl").write_text("".join(lines), encoding="utf-8")
