@@ -15,7 +15,7 @@ import operator
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
@@ -26,7 +26,8 @@ T = TypeVar("T")
 Hint = Callable[[str, object], str]
 INLINE = MappingProxyType({"inline": True})
 """Metadata of a dataclass field whose keys are written next to those of the other fields."""
-_NAMES = {int: "an integer", float: "a number", str: "a text", bool: "true or false", dict: "a table", list: "a list"}
+TYPE_NAMES: Mapping[type, str] = {str: "string", int: "integer", float: "float", bool: "boolean"}
+"""Types of values in TOML's words."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,20 @@ class OneOf:
 
 
 class _Errors(list[str]):
-    """Errors found so far, and the caller's hint for a key that does not belong where it is."""
+    """Errors found so far, the caller's hint for a key that does not belong where it is, and the keys at the top."""
 
-    def __init__(self, hint: Hint) -> None:
+    def __init__(self, hint: Hint, top: Sequence[str]) -> None:
         super().__init__()
-        self.hint = hint
+        self._hint, self._top = hint, top
+
+    def hint(self, path: str, value: object) -> str:
+        """Return what a key means where it is none: the caller's hint, or a key of that name at the top."""
+        last = path.rpartition(".")[2]
+        is_section = last != path and last in self._top and isinstance(value, Mapping)
+        while isinstance(value, Mapping) and len(value) == 1:
+            [(name, value)] = value.items()
+            last = f"{last}.{name}"
+        return self._hint(path, value) or (f"did you mean {last}, at the top of the preset?" if is_section else "")
 
 
 def build(
@@ -109,7 +119,7 @@ def build_partly(
 
     Legal values stand in for wrong ones; a named table that cannot be built is left out. None: nothing can be built.
     """
-    errors = _Errors(hint)
+    errors = _Errors(hint, keys_of(kind) if dataclasses.is_dataclass(kind) else ())
     return _build(kind, document, "", errors), errors
 
 
@@ -179,7 +189,7 @@ def _stand_in(kind: Any) -> Any:
 
 def _build_one_of(choice: OneOf, value: Any, path: str, errors: _Errors) -> Any:
     if not isinstance(value, Mapping):
-        errors.append(f"{path} = {value!r}: must be a section")
+        errors.append(f"{path} = {value!r}: must be a table")
         return None
     named = value.get(choice.key)
     if not isinstance(named, str) or named not in choice.kinds:
@@ -187,7 +197,7 @@ def _build_one_of(choice: OneOf, value: Any, path: str, errors: _Errors) -> Any:
         start = (
             f"{path}.{choice.key} = {named!r}: must be" if choice.key in value else f"{path}.{choice.key}: required,"
         )
-        errors.append(f"{start} one of {known}")
+        errors.append(f"{start} one of {known}{_nearest(named, choice.kinds)}")
         return None
     return _build_dataclass(choice.kinds[named], value, path, errors)
 
@@ -195,13 +205,12 @@ def _build_one_of(choice: OneOf, value: Any, path: str, errors: _Errors) -> Any:
 def _build_dataclass(kind: type, value: Any, path: str, errors: _Errors) -> Any:
     if not isinstance(value, Mapping):
         meant = errors.hint(path, value)
-        errors.append(f"{path or 'preset'} = {value!r}: must be a section" + (f"; {meant}" if meant else ""))
+        errors.append(f"{path or 'preset'} = {value!r}: must be a table" + (f"; {meant}" if meant else ""))
         return None
     before = len(errors)
     prefix = f"{path}." if path else ""
     known = keys_of(kind)
-    unknown = {key: _hint(key, value[key], known, prefix, errors) for key in value if key not in known}
-    errors += [_unknown_key(key, known, prefix, meant) for key, meant in unknown.items()]
+    errors += [_unknown_key(key, value[key], known, prefix, errors) for key in value if key not in known]
     built = _build_fields(kind, value, path, errors)
     try:
         return kind(**built)
@@ -243,16 +252,17 @@ def _build_fields(kind: type, value: Mapping[str, Any], path: str, errors: _Erro
     return built
 
 
-def _hint(key: str, value: Any, fields: Sequence[str], prefix: str, errors: _Errors) -> str:
-    """Return what else an unknown key may mean; nothing for a misspelled section, whose keys mean themselves."""
-    is_misspelled = isinstance(value, Mapping) and difflib.get_close_matches(key, fields, n=1, cutoff=0.8)
-    return "" if is_misspelled else errors.hint(f"{prefix}{key}", value)
+def _unknown_key(key: str, value: object, known: Sequence[str], prefix: str, errors: _Errors) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    nearest = f"did you mean {prefix}{close[0]}?" if close else ""
+    is_misspelled = nearest and isinstance(value, Mapping)  # a section, whose keys mean themselves
+    meant = nearest if is_misspelled else errors.hint(f"{prefix}{key}", value) or nearest
+    return f"{prefix}{key}: unknown key; " + (meant or f"known: {', '.join(known)}")
 
 
-def _unknown_key(key: str, fields: Sequence[str], prefix: str, meant: str) -> str:
-    close = difflib.get_close_matches(key, fields, n=1)
-    nearest = f"did you mean {prefix}{close[0]}?" if close else f"known: {', '.join(fields)}"
-    return f"{prefix}{key}: unknown key; {meant or nearest}"
+def _nearest(value: object, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(value, list(known), n=1) if isinstance(value, str) else []
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _without_none(kind: Any) -> Any:
@@ -264,7 +274,8 @@ def _build_literal(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
     choices = typing.get_args(kind)
     if value in choices:
         return value
-    errors.append(f"{path} = {value!r}: must be one of {', '.join(map(repr, choices))}")
+    near = _nearest(value, (each for each in choices if isinstance(each, str)))
+    errors.append(f"{path} = {value!r}: must be one of {', '.join(map(repr, choices))}{near}")
     return choices[0]
 
 
@@ -279,7 +290,7 @@ def _build_tuple(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
 
 def _build_mapping(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
     if not isinstance(value, Mapping):
-        errors.append(f"{path} = {value!r}: must be a table of names and values")
+        errors.append(f"{path} = {value!r}: must be a table")
         return {}
     item_kind = typing.get_args(kind)[1]
     built = {key: _build(item_kind, item, f"{path}.{key}", errors) for key, item in value.items()}
@@ -291,8 +302,7 @@ def _build_scalar(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
     if float in allowed and int not in allowed and type(value) is int:
         value = float(value) if abs(value) <= sys.float_info.max else math.inf
     if type(value) not in allowed:  # not isinstance: True is no integer
-        expected = " or ".join(map(_name, allowed))
-        errors.append(f"{path} = {value!r}: must be {expected}, not {_name(type(value))}")
+        errors.append(f"{path} = {value!r}: must be {one_of(map(_name, allowed))}, not {_name(type(value))}")
     elif isinstance(value, float) and not math.isfinite(value):
         errors.append(f"{path} = {value!r}: must be a finite number")
     elif isinstance(value, int) and abs(value) > 2**53:  # exact as a float
@@ -302,5 +312,12 @@ def _build_scalar(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
     return _stand_in(kind)
 
 
+def one_of(names: Iterable[str]) -> str:
+    """Return a choice in words: ``a, b or c``."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def _name(kind: type) -> str:
-    return _NAMES.get(kind, kind.__name__)
+    name = {dict: "table"}.get(kind) or TYPE_NAMES.get(kind, kind.__name__)
+    return f"an {name}" if name.startswith("i") else f"a {name}"

@@ -29,6 +29,7 @@ from rlcore.data_contracts.gate.row_rules import contract_violations
 from rlcore.data_contracts.gate.stream import Batch, RowFn, RowStream
 
 Options = Mapping[str, Scalar]
+_TYPES = {str: "string", int: "integer", float: "float", bool: "boolean"}  # in TOML's words
 COLUMNS = "columns"
 """Adapter of a mapping of columns."""
 
@@ -218,7 +219,7 @@ def _value(name: str, value: Scalar, option: Option) -> Scalar:
     if isinstance(option.default, float) and type(value) is int:
         value = float(value)
     if type(value) is not type(option.default):
-        raise ContractError(f"option {name} = {value!r} must be of type {type(option.default).__name__}")
+        raise ContractError(f"option {name} = {value!r} must be of type {_TYPES[type(option.default)]}")
     if isinstance(value, float) and not option.low <= value <= option.high:
         raise ContractError(f"option {name} = {value!r} must be between {option.low:g} and {option.high:g}")
     return value

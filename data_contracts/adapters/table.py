@@ -110,7 +110,7 @@ def own_ranked_sets(row: Row) -> list[dict[str, Any]]:
     (made,) = _own(row, (), ranked_sets.CONTRACT)
     for place, item in enumerate(items(row, "completions")):
         if type(item) is not str:
-            raise RowError(f"completions.{place}", "must be of type str", item)
+            raise RowError(f"completions.{place}", "must be a text", item)
         if not has_visible(item):
             raise RowError(f"completions.{place}", "must not be blank", item)
     for place, item in enumerate(items(row, "ranks")):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rlcore.config import to_dict
-from rlcore.strict_config import Above, AtLeast, Below, Between, OneOf
+from rlcore.strict_config import TYPE_NAMES, Above, AtLeast, Below, Between, OneOf, one_of
 from rlcore.tasks.presets.overrides import apply_override
 from rlcore.tasks.presets.run import RunConfig, read_chain
 
@@ -28,7 +28,6 @@ NAME, NUMBER = "<name>", "<number>"  # placeholder for a name in the path of a s
 UNSET = "left out"
 REQUIRED = "required"
 _ROLE = re.compile(r":[a-z:]+:`~?")
-_TYPES = {int: "integer", float: "number", str: "text", bool: "true or false"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,13 +221,13 @@ def type_text(kind: Any) -> str:
     kind, bounds = bounds_of(kind)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Literal:
-        text = " or ".join(plain(each) for each in arguments)
+        text = one_of(map(plain, arguments))
     elif origin is tuple:
         text = f"list of: {type_text(arguments[0])}"
     elif isinstance(origin, type) and issubclass(origin, Mapping):
         text = f"table of: {type_text(arguments[1])}"
     else:
-        text = " or ".join(_TYPES[each] for each in (arguments or (kind,)))
+        text = one_of(TYPE_NAMES[each] for each in (arguments or (kind,)))
     return ", ".join([text, *map(_bound_text, bounds)])
 
 

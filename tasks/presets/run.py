@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -168,18 +168,9 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     _drop_keys(document, _key_list(document, "without", path), where=str(path))
     missing = _missing(document, _key_list(document, "requires", path))
     require_no_secrets(document, where=str(path))
-    config, errors = build_partly(RunConfig, document, hint=partial(_meant, document))
+    config, errors = build_partly(RunConfig, document, hint=partial(meant, document))
     own = (*missing.values(), *(error for error in errors if not follows(error, missing)))
     return Draft(source=str(path), config=config, errors=own)
-
-
-def _meant(document: Mapping[str, Any], path: str, value: object) -> str:
-    """Return what is meant by an unknown key: a peer's key, or a section of the preset that stands in a stage."""
-    last = path.rpartition(".")[2]
-    is_section = "." in path and last in {each.name for each in fields(RunConfig)} and isinstance(value, Mapping)
-    return meant(document, path, value) or (
-        f"did you mean [{last}], which is no part of a stage?" if is_section else ""
-    )
 
 
 def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) -> dict[str, Any]:

@@ -187,7 +187,7 @@ def _rankings() -> Iterator[Case]:
         "no answer": ({"completions": [], "ranks": []}, "ranks", "tied"),
         "a rank that is true": ({"ranks": [0, 1, True]}, "ranks.2", "must be a whole number"),
         "a rank of 1.5": ({"ranks": [0, 1.5, 2]}, "ranks.1", "must be a whole number"),
-        "an answer that is null": ({"completions": ["a", None, "c"]}, "completions.1", "must be of type str"),
+        "an answer that is null": ({"completions": ["a", None, "c"]}, "completions.1", "must be a text"),
         "answers as a text": ({"completions": "abc"}, "completions", "must be a list"),
         "an answer twice, in two ranks": ({"completions": ["a", "b", "a"]}, "", "chosen and rejected are the same"),
         "an answer twice, unseen": ({"completions": ["a", "b", "a\u200b"]}, "", "chosen and rejected look the same"),

@@ -39,7 +39,7 @@ def sampling(**settings: Any) -> rlcore.SamplingConfig:
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "temperature": ({"sampling": sampling(temperature=0.0)}, "sampling.temperature = 0.0: must be greater than 0.0"),
     "rate": ({"learning_rate": -1e-3}, "learning_rate = -0.001: must be greater than 0.0"),
-    "kind": ({"num_iterations": 2.5}, "num_iterations = 2.5: must be an integer, not a number"),
+    "kind": ({"num_iterations": 2.5}, "num_iterations = 2.5: must be an integer, not a float"),
     "group": ({"group_size": 1}, "group_size = 1: grpo compares answers to one prompt, so one carries no signal"),
     "algorithm": ({"algorithm": "ggrpo"}, "algorithm: unknown algorithm 'ggrpo'"),
     "length": ({"sampling": sampling(max_new_tokens=500)}, "max_new_tokens is 500: 5"),

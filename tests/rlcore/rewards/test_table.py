@@ -258,7 +258,7 @@ def test_a_users_function_may_reward_each_turn(make_rollout: Callable[..., Rollo
         (RewardTerm(kind="quantum"), r"choose one of math, procedural"),
         (RewardTerm(kind="math", options={"last_numbr": True}), r"did you mean last_number\?\n.*rewards.1.options"),
         (RewardTerm(kind="math", options={"num_workers": 0}), r"num_workers = 0: must be at least 1"),
-        (RewardTerm(kind="math", options={"last_number": 1}), r"last_number = 1: must be true or false"),
+        (RewardTerm(kind="math", options={"last_number": 1}), r"last_number = 1: must be a boolean"),
         (RewardTerm(kind="format"), r"style: required, but missing"),
         (RewardTerm(kind="format", options={"style": "yaml"}), r"style = 'yaml': must be one of 'boxed'"),
         (RewardTerm(kind="length", options={"limit": 4, "buffer": 5}), r"buffer 5 is longer than limit 4"),

@@ -49,12 +49,12 @@ def test_a_comment_beside_a_field_is_its_note() -> None:
     [
         (int, "integer"),
         (Annotated[int, AtLeast(1)], "integer, at least 1"),
-        (Annotated[float, Above(0.0), Below(0.5)], "number, above 0, below 0.5"),
-        (Annotated[float, Between(0.0, 1.0)] | None, "number, from 0 to 1"),
+        (Annotated[float, Above(0.0), Below(0.5)], "float, above 0, below 0.5"),
+        (Annotated[float, Between(0.0, 1.0)] | None, "float, from 0 to 1"),
         (Literal["a", "b"] | None, '"a" or "b"'),
-        (tuple[str, ...], "list of: text"),
-        (Mapping[str, Annotated[float, Above(0.0)]], "table of: number, above 0"),
-        (str | int | bool, "text or integer or true or false"),
+        (tuple[str, ...], "list of: string"),
+        (Mapping[str, Annotated[float, Above(0.0)]], "table of: float, above 0"),
+        (str | int | bool, "string, integer or boolean"),
     ],
 )
 def test_a_type_in_words(kind: Any, text: str) -> None:
