@@ -56,7 +56,7 @@ def plan_run(
         ConfigError: all errors that can be found before the run, by file, each with its full key.
     """
     home = find_home()
-    config = _whole(open_draft(preset, overrides), home)
+    config = _whole(open_draft(preset, overrides), home, preset)
     from rlcore.flows.stages import stages
     from rlcore.tasks.pipeline.plan import deleted_lines, look_up
 
@@ -65,14 +65,14 @@ def plan_run(
         named = tuple(stage.name for stage in table) if targets is None else targets
         rows, refs = look_up(table, config, named, home=home, is_verified=is_verified)
     except RlcoreError:  # of a source that cannot be read: with all others
-        _preflight(config, home, targets, {})
+        _preflight(config, home, targets, {}, preset=preset)
         raise
-    lines = [] if all(row.state == "cached" for row in rows) else _preflight(config, home, named, refs)
+    lines = [] if all(row.state == "cached" for row in rows) else _preflight(config, home, named, refs, preset=preset)
     return RunPlan(config=config, rows=rows, lines=(*lines, *deleted_lines(refs, home)))
 
 
-def preflight_lines(config: RunConfig, targets: Collection[str], *, home: Home) -> list[str]:
-    """Return human-readable lines about a run before its work.
+def preflight_lines(config: RunConfig, targets: Collection[str], *, preset: str, home: Home) -> list[str]:
+    """Return human-readable lines about a run of a preset, which was read from ``preset``, before its work.
 
     Raises:
         ConfigError: all errors that can be found before the run, by file, each with its full key.
@@ -86,9 +86,9 @@ def preflight_lines(config: RunConfig, targets: Collection[str], *, home: Home) 
         named = targets if set(targets) <= set(known) else known  # a promotion needs all
         refs = recorded_refs(table, config, named, home=home)
     except RlcoreError:
-        _preflight(config, home, targets, {})
+        _preflight(config, home, targets, {}, preset=preset)
         raise
-    return [] if refs.keys() >= set(targets) else _preflight(config, home, targets, refs)
+    return [] if refs.keys() >= set(targets) else _preflight(config, home, targets, refs, preset=preset)
 
 
 def every_target(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:
@@ -97,13 +97,13 @@ def every_target(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: errors of its keys, values or graph, with all others.
     """
-    config = _whole(open_draft(preset, overrides), find_home())
+    config = _whole(open_draft(preset, overrides), find_home(), preset)
     from rlcore.flows.stages import stages
 
     return tuple(stage.name for stage in stages(config))
 
 
-def _whole(draft: Draft, home: Home) -> RunConfig:
+def _whole(draft: Draft, home: Home, preset: str) -> RunConfig:
     """Return the configuration of a draft without errors of keys, values and graph.
 
     Raises:
@@ -118,7 +118,7 @@ def _whole(draft: Draft, home: Home) -> RunConfig:
         sys.stderr.write("\n".join((*draft.errors, f"{draft.source}: checking rows, model and functions too …\n")))
         sys.stderr.flush()
     if draft.errors or config.errors:
-        _preflight(config, home, None, {}, earlier=draft.errors)
+        _preflight(config, home, None, {}, preset=preset, earlier=draft.errors)
     return validated(config, draft.source)
 
 
@@ -135,8 +135,9 @@ def _preflight(
     targets: Collection[str] | None,
     refs: Mapping[str, ArtifactRef],
     *,
+    preset: str,
     earlier: Sequence[str] = (),
 ) -> list[str]:
     from rlcore.tasks.pipeline.preflight import preflight
 
-    return preflight(config, home, targets, refs, earlier=earlier)
+    return preflight(config, home, targets, refs, preset=preset, earlier=earlier)

@@ -60,8 +60,8 @@ def _start(
     home = _open_home()
     config = open_preset(preset, overrides)
     if section:
-        config.section(*section)
-    lines = preflight_lines(config, targets, home=home)
+        config.section(*section, where=preset)
+    lines = preflight_lines(config, targets, preset=preset, home=home)
     for line in lines:  # the memory plan follows when the model is imported
         if line.startswith(("warning:", "evaluation:")):
             plan_logger.warning("%s", line)

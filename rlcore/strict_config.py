@@ -319,5 +319,5 @@ def one_of(names: Iterable[str]) -> str:
 
 
 def _name(kind: type) -> str:
-    name = {dict: "table"}.get(kind) or TYPE_NAMES.get(kind, kind.__name__)
+    name = "table" if kind is dict else TYPE_NAMES.get(kind, kind.__name__)
     return f"an {name}" if name.startswith("i") else f"a {name}"

@@ -121,7 +121,7 @@ def retrain(preset: Preset = "retrain", *, overrides: Overrides = ()) -> int:
     from rlcore.tasks.presets.retrain import RetrainConfig
 
     config = open_preset(preset, overrides)
-    config.section("retrain", RetrainConfig)  # reject invalid presets before anything starts
+    config.section("retrain", RetrainConfig, where=preset)  # reject invalid presets before anything starts
     home = open_home()
     announce(config, home)
     from rlcore.flows.retrain import retrain as retrain_flow

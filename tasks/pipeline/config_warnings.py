@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -9,8 +10,9 @@ from rlcore.config import RlConfig
 from rlcore.tasks.kinds.facts import StageConfig
 from rlcore.tasks.kinds.win_rate.settings import WinRateStage
 from rlcore.tasks.kinds.win_rate.stage import DISJOINT, shared_pairs
+from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import data_of
+from rlcore.tasks.presets.stages import data_of, gold_pairs_of, human_pairs_of
 from rlcore.tasks.steps.algorithm_facts import algorithm_facts
 
 # The largest values of published and shipped recipes, with a margin.
@@ -40,7 +42,7 @@ def unusual_values(config: RunConfig, stages: Collection[str]) -> list[str]:
                 found.append(f"warning: {path}.{key} = {value!r}: recipes have at most {largest!r}; is this intended?")
         if config.model.source != "scratch":
             found += _pretrained_rate(path, stage)
-        found += [*_beyond_the_data(config, path, stage), *_scaled_kl(path, stage)]
+        found += [*_beyond_the_data(config, path, stage), *_late_warmup(config, path, stage), *_scaled_kl(path, stage)]
         if isinstance(stage, WinRateStage):
             found += [
                 f"warning: {path}.judge: {reason}; its win rate is not trusted, and promotes nothing; {DISJOINT}"
@@ -72,6 +74,19 @@ def _scaled_kl(path: str, stage: StageConfig) -> Iterator[str]:
         )
 
 
+def _most_rows(config: RunConfig, stage: StageConfig) -> float:
+    """Return the largest number of a stage's training rows; infinite if another stage makes some."""
+    return sum(config.data[name].num_train if name in config.data else math.inf for name in data_of(stage))
+
+
+def unread_data(config: RunConfig) -> list[str]:
+    """Return a sentence for each dataset that a run prepares for nothing."""
+    stages = config.stages.values()
+    read = {name for each in stages for name in (*data_of(each), *gold_pairs_of(each), *human_pairs_of(each))}
+    unread = [name for name in config.data if name not in read.union(evaluated_data(config))]
+    return [f"warning: data.{name}: no stage reads it; leave it out: without = ['data.{name}']" for name in unread]
+
+
 def _value(settings: Any, key: str) -> float | None:
     """Return the setting at a dotted key; None if this kind of stage has no such setting."""
     for part in key.split("."):
@@ -80,12 +95,30 @@ def _value(settings: Any, key: str) -> float | None:
 
 
 def _beyond_the_data(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
-    """Warn about batches larger than all datasets. Rows that a stage makes are not known yet."""
-    names = data_of(stage)
-    if not all(name in config.data for name in names):
-        return
-    rows = sum(config.data[name].num_train for name in names)
+    """Warn about batches larger than all datasets."""
+    rows, names = _most_rows(config, stage), ", ".join(data_of(stage))
     for key in ("prompts_per_iteration", "batch_size"):
         value = _value(stage.settings, key)
         if value is not None and value > rows:
-            yield f"warning: {path}.{key} = {value!r}: more than the {rows} training rows of {', '.join(names)}"
+            yield f"warning: {path}.{key} = {value!r}: more than the {rows} training rows of {names}"
+
+
+def _late_warmup(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
+    """Warn about a warm-up that does not end within its stage."""
+    settings, steps = stage.settings, _most_steps(config, stage)
+    if isinstance(settings, RlConfig) and settings.critic.warmup_iterations >= settings.num_iterations:
+        named = f"{path}.critic.warmup_iterations = {settings.critic.warmup_iterations}"
+        yield f"warning: {named}: none of the {settings.num_iterations} iterations trains the policy; is this intended?"
+    for key in ("optim", "update.optim", "critic.optim"):
+        value = _value(settings, f"{key}.warmup_steps")
+        if value is not None and value > steps:
+            named = f"{path}.{key}.warmup_steps = {value}"
+            yield f"warning: {named}: the stage has at most {steps:g} steps; is this intended?"
+
+
+def _most_steps(config: RunConfig, stage: StageConfig) -> float:
+    """Return the number of a stage's optimizer steps if none is skipped; NaN if its rows are not known yet."""
+    if isinstance(settings := stage.settings, RlConfig):
+        return settings.num_iterations * settings.update.num_epochs * settings.update.num_minibatches
+    epochs, batch = _value(settings, "num_epochs") or 1, _value(settings, "batch_size") or 1
+    return _value(settings, "num_steps") or epochs * -(-_most_rows(config, stage) // batch)

@@ -22,16 +22,20 @@ def key_of(text: str) -> str:
 
 
 def refusal(findings: Sequence[Finding], notes: Iterable[str], *, preset: str) -> ConfigError:
-    """Return one error with all findings, by file, followed by notes."""
+    """Return one error with all findings, by file, followed by notes.
+
+    ``preset``: its file, or the name of a built-in one.
+    """
+    own_file = preset if preset.endswith(".toml") else f"preset {preset}"
     files = dict.fromkeys(finding.file for finding in findings)
     lines = []
     for file in files:
         own = [f"    {finding.text}" for finding in findings if finding.file == file]
-        lines += [f"  {file or f'preset {preset}'}:", *own] if any(files) else own
+        lines += [f"  {file or own_file}:", *own] if any(files) else own
     lines += [f"    {note}" for note in notes]
     plural = "s" if len(findings) > 1 else ""
     return ConfigError(
         f"preset has {len(findings)} error{plural}:\n" + "\n".join(lines),
-        where=f"preset {preset}",
+        where=own_file,
         fix="correct these; nothing was run",
     )

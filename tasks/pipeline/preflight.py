@@ -14,7 +14,7 @@ from rlcore.errors import RlcoreError, StorageError
 from rlcore.tasks.kinds.kind import IMPORT
 from rlcore.tasks.pipeline.budget import budget_errors, uncounted
 from rlcore.tasks.pipeline.column_checks import column_errors
-from rlcore.tasks.pipeline.config_warnings import unusual_values
+from rlcore.tasks.pipeline.config_warnings import unread_data, unusual_values
 from rlcore.tasks.pipeline.curves import tool_errors
 from rlcore.tasks.pipeline.findings import Finding, key_of, refusal
 from rlcore.tasks.pipeline.machine import known_machine
@@ -26,7 +26,7 @@ from rlcore.tasks.pipeline.model_checks import (
     target_errors,
     tokenizer_finding,
 )
-from rlcore.tasks.pipeline.model_facts import model_facts
+from rlcore.tasks.pipeline.model_facts import ModelFacts, model_facts
 from rlcore.tasks.pipeline.preset_checks import (
     PreflightContext,
     approval_errors,
@@ -53,19 +53,20 @@ def preflight(
     targets: Collection[str] | None,
     refs: Mapping[str, ArtifactRef] | None,
     *,
+    preset: str,
     earlier: Iterable[str] = (),
 ) -> list[str]:
     """Return human-readable lines: unusual values, rows left out, memory plan, disk, time.
 
     ``targets`` None: all stages of the preset. Errors in the graph of ``config`` are reported with the others if
     ``targets`` is None. ``refs``: the artifacts of the stages that do not run again. If None, skip memory, disk and
-    time: computing it reads all sources. ``earlier``: errors of reading the preset; errors of their keys follow from
-    them.
+    time: computing it reads all sources. ``preset``: as the user names it. ``earlier``: errors of reading it; errors of
+    their keys follow from them.
     Raises:
         ConfigError: with each error on a line, followed by unusual values.
     """
     with remembering(home.source_facts):
-        return _preflight(config, home, targets, refs, earlier=list(earlier))
+        return _preflight(config, home, targets, refs, preset=preset, earlier=list(earlier))
 
 
 def _preflight(
@@ -74,12 +75,14 @@ def _preflight(
     targets: Collection[str] | None,
     refs: Mapping[str, ArtifactRef] | None,
     *,
+    preset: str,
     earlier: Sequence[str],
 ) -> list[str]:
     known = refs or {}
     stages, data = (tuple(config.stages), tuple(config.data)) if targets is None else required_by(config, targets)
     is_evaluated = targets is None or any(_evaluates(config, target) for target in targets)
-    model = model_facts(config, home, known)
+    wrong = {key_of(error) for error in earlier}
+    model = ModelFacts() if any(key.startswith("model.") for key in wrong) else model_facts(config, home, known)
     context = PreflightContext(config=config, home=home, refs=known, model=model)
     own = [
         *([] if earlier and _lacks_tables(config, earlier) else config.errors),
@@ -98,21 +101,22 @@ def _preflight(
         *chain(reference_errors(config, stages, data), column_errors(config, stages, is_evaluated=is_evaluated)),
         *(promotion_reference_errors(config) if "promote" in (targets or ()) else ()),
     ]
-    wrong = {key_of(error) for error in earlier}
     texts = [*earlier, *(text for text in own if key_of(text) not in wrong)]
-    unread = {name for name in data if any(key_of(text) == f"data.{name}.adapter" for text in texts)}
-    new = [name for name in data if prepare_stage_name(name) not in known and name not in unread]
+    unreadable = {name for name in data if any(key_of(text) == f"data.{name}.adapter" for text in texts)}
+    new = [name for name in data if prepare_stage_name(name) not in known and name not in unreadable]
     rows, left_out = row_findings(config, new, model.files)
     unusable = model.error and not any(source_errors(config.model)) and tokenizer_finding(config.model, model.error)
     findings = [*(Finding(text=text) for text in texts), *rows, *([unusable] if unusable else [])]
-    odd = [*unusual_values(config, stages), *uncounted(config), *left_out]
+    unread = unread_data(config) if set(stages) == set(config.stages) else []
+    odd = [*unusual_values(config, stages), *unread, *uncounted(config), *left_out]
+    odd = [line for line in odd if key_of(line.removeprefix("warning: ")) not in wrong]
     lines = [*odd, *(() if findings else unmeasured_line(config, data))]
     if refs is not None:
         found, texts = _sizes(context, stages, targets, is_valid=not findings)
         lines += found
         findings += [Finding(text=text) for text in texts]
     if findings:
-        raise refusal(list(dict.fromkeys(findings)), odd, preset=config.name)
+        raise refusal(list(dict.fromkeys(findings)), odd, preset=preset)
     return list(filter(None, lines))
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rlcore.config import player_of
+from rlcore.config import RewardTerm, player_of
 from rlcore.tasks.kinds.facts import BASE, PRODUCTS, Rows, StageConfig
 from rlcore.tasks.presets.data import POLICY
 from rlcore.tasks.presets.evaluation_validation import evaluation_errors, listed, promotion_errors
@@ -166,8 +166,9 @@ def _rows(config: RunConfig, wanted: Rows) -> list[str]:
 
 def _rewards(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
     terms, models = rewards_of(stage), _reward_models(config)
-    if sampling_of(stage) and not terms and not judge_of(stage) and not _is_taught(stage):
-        yield f"{path}.rewards: names no reward; add one, such as {{ kind = 'math' }}"
+    if sampling_of(stage) and not any(map(_can_teach, terms)) and not judge_of(stage) and not _is_taught(stage):
+        error = "no weight is positive, so nothing is rewarded" if terms else "names no reward"
+        yield f"{path}.rewards: {error}; add one, such as {{ kind = 'math' }}"
     for place, term in enumerate(terms):
         at = f"{path}.rewards.{place}"
         for name in term.data:
@@ -181,6 +182,11 @@ def _rewards(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
         for name in data_of(stage):
             if not any(not term.data or name in term.data for term in terms):
                 yield f"{path}.rewards: no reward is on the dataset {name!r}; add one, or draw no prompts from it"
+
+
+def _can_teach(term: RewardTerm) -> bool:
+    """Return True if a term rewards something. A user's function may return costs, whose weight is negative."""
+    return term.weight > 0.0 or (term.weight < 0.0 and bool(term.module))
 
 
 def _shares(path: str, stage: StageConfig) -> Iterator[str]:

@@ -88,7 +88,7 @@ class RunConfig:
             )
         return found
 
-    def section(self, name: str, kind: type[Section]) -> Section:
+    def section(self, name: str, kind: type[Section], *, where: str = "") -> Section:
         """Return a section that a preset may lack: ``config.section("promotion", PromotionConfig)``.
 
         Raises:
@@ -98,7 +98,7 @@ class RunConfig:
         if not isinstance(found, kind):
             raise ConfigError(
                 f"the preset has no section [{name}]",
-                where=f"preset {self.name}",
+                where=where or f"preset {self.name}",
                 fix=f"add [{name}]; presets that have it are in flows/presets",
             )
         return found

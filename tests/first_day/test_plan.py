@@ -105,6 +105,29 @@ def test_a_valid_preset_is_planned_with_memory_disk_and_time_as_far_as_it_is_kno
     assert "time: unknown for " in said.text
 
 
+@pytest.mark.parametrize(
+    ("preset", "error"),
+    [
+        (
+            PRESET.replace("[stages.grpo]", "[stages.grpo]\nlearning_rate = -1e-5"),
+            "stages.grpo.learning_rate = -1e-05: must be greater than 0.0",
+        ),
+        (
+            PRESET.replace('"folder"', '"foldr"').replace("max_tokens = 128", "max_tokens = 500"),
+            "model.source = 'foldr': must be one of 'scratch', 'hub', 'folder', 'gguf', 'package', 'registry'; "
+            "did you mean 'folder'?",
+        ),
+    ],
+    ids=["learning_rate", "source"],
+)
+def test_nothing_is_said_of_the_value_that_stands_in_for_a_wrong_one(
+    project: Path, capsys: pytest.CaptureFixture[str], preset: str, error: str
+) -> None:
+    Path("mine.toml").write_text(preset)
+    said = planned(capsys)
+    assert said.all == [error] and "where: mine.toml" in said.text
+
+
 PRETTY = json.dumps(rows(), indent=2)
 PAIRS = [
     {"pair_id": "p", "messages": rows()[0]["messages"], "chosen": ["yes", "no"], "rejected": ["no"], "source": "mine"}
@@ -383,18 +406,18 @@ class Disk(NamedTuple):
 
 
 TWELVE = {  # the key of each planted error, with the file under which it is listed
-    "stages.grpo.learning_rat": "preset mine",  # schema: no such key
-    "seed": "preset mine",  # schema: beyond its bounds
-    "stages.more.init_from": "preset mine",  # graph
-    "stages.grpo.rewards.1.kind": "preset mine",  # reward
-    "stages.grpo.rewards.2.kind": "preset mine",  # the user's function
-    "stages.grpo.update.lora.rank": "preset mine",  # extra
-    "hardware.device": "preset mine",  # machine
-    "engine.python": "preset mine",  # engine
-    "data.prompts.eval_path": "preset mine",  # path
+    "stages.grpo.learning_rat": "mine.toml",  # schema: no such key
+    "seed": "mine.toml",  # schema: beyond its bounds
+    "stages.more.init_from": "mine.toml",  # graph
+    "stages.grpo.rewards.1.kind": "mine.toml",  # reward
+    "stages.grpo.rewards.2.kind": "mine.toml",  # the user's function
+    "stages.grpo.update.lora.rank": "mine.toml",  # extra
+    "hardware.device": "mine.toml",  # machine
+    "engine.python": "mine.toml",  # engine
+    "data.prompts.eval_path": "mine.toml",  # path
     "data.others": "others.jsonl",  # rows
     "model.path": "model",  # tokenizer
-    "disk": "preset mine",  # sizes
+    "disk": "mine.toml",  # sizes
 }
 
 

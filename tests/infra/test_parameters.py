@@ -103,7 +103,7 @@ def test_a_deployment_of_an_algorithm_runs_it_with_its_own_parameters(
     online_rl.fn(**RL[algorithm], keys=keys, overrides=("seed=7",))
     ((preset, overrides, targets),) = ran
     config = open_preset(preset, overrides)
-    preflight_lines(config, targets, home=home)  # no error
+    preflight_lines(config, targets, preset=preset, home=home)  # no error
     (stage,) = targets
     settings: Any = config.stages[stage]
     assert (settings.settings.algorithm, settings.settings.learning_rate, config.seed) == (algorithm, 2e-5, 7)

@@ -87,7 +87,10 @@ def test_a_good_document_is_built_with_its_defaults() -> None:
         ({"mode": "quick"}, "mode = 'quick': must be one of 'fast', 'slow'"),
         ({"mode": "fsat"}, "mode = 'fsat': must be one of 'fast', 'slow'; did you mean 'fast'?"),
         ({"inner": {"count": {}}}, "inner.count: unknown key; did you mean count, at the top of the preset?"),
-        ({"inner": {"inner": {"low": 1}}}, "inner.inner: unknown key; did you mean inner.low, at the top of the preset?"),
+        (
+            {"inner": {"inner": {"low": 1}}},
+            "inner.inner: unknown key; did you mean inner.low, at the top of the preset?",
+        ),
         ({"on": "yes"}, "on = 'yes': must be a boolean, not a string"),
         ({"on": 1}, "on = 1: must be a boolean, not an integer"),
         ({"name": 5}, "name = 5: must be a string, not an integer"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rlcore.flows.presets import open_preset
-from rlcore.tasks.pipeline.config_warnings import unusual_values
+from rlcore.tasks.pipeline.config_warnings import unread_data, unusual_values
 from tests.flows.micro import PRESETS
 
 FOLDER = ("model.source=folder", "model.path=model")
@@ -19,8 +19,42 @@ def rates(preset: str, *overrides: str) -> list[str]:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_the_learning_rates_of_committed_presets_are_usual(preset: str) -> None:
-    assert rates(preset) == []
+def test_the_values_and_data_of_committed_presets_are_usual(preset: str) -> None:
+    config = open_preset(preset)
+    assert [*unusual_values(config, config.stages), *unread_data(config)] == []
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("stages.sft.optim.warmup_steps=481", "stages.sft.optim.warmup_steps = 481: the stage has at most 480 steps"),
+        (
+            "stages.reward_model.optim.warmup_steps=301",
+            "stages.reward_model.optim.warmup_steps = 301: the stage has at most 300 steps",
+        ),
+        (
+            "stages.ppo.update.optim.warmup_steps=41",
+            "stages.ppo.update.optim.warmup_steps = 41: the stage has at most 40 steps",
+        ),
+        (
+            "stages.ppo.critic.warmup_iterations=20",
+            "stages.ppo.critic.warmup_iterations = 20: none of the 20 iterations trains the policy",
+        ),
+    ],
+)
+def test_a_warmup_beyond_its_stage_is_named_with_both_numbers(override: str, expected: str) -> None:
+    key, _, value = override.partition("=")
+    config = open_preset("tiny", (f"{key}={int(value) - 1}",))
+    assert unusual_values(config, config.stages) == []
+    config = open_preset("tiny", (override,))
+    assert unusual_values(config, config.stages) == [f"warning: {expected}; is this intended?"]
+
+
+def test_a_dataset_that_no_stage_reads_is_named() -> None:
+    config = open_preset("tiny", ("without=['stages.reward_model', 'stages.ppo']",))
+    assert unread_data(config) == [
+        "warning: data.preferences: no stage reads it; leave it out: without = ['data.preferences']"
+    ]
 
 
 @pytest.mark.parametrize(

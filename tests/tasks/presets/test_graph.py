@@ -197,6 +197,8 @@ def test_a_registered_model_is_a_checkpoint_of_its_own_to_start_from(preset: Pat
         ("stages.first.prompts.code=0.0001", "stages.first.prompts.code = 0.0001: below a thousandth of all"),
         ("stages.first.rewards=[]", "stages.first.rewards: names no reward; add one, such as { kind = 'math' }"),
         ("stages.kept.rewards=[]", "stages.kept.rewards: names no reward"),
+        ("stages.first.rewards=[{kind='math',weight=0}]", "stages.first.rewards: no weight is positive"),
+        ("stages.first.rewards=[{kind='math',weight=-1}]", "stages.first.rewards: no weight is positive"),
         (
             "stages.kept.sampling.episodes={tools=['calculator'],max_turn_tokens=8}",
             "stages.kept.sampling.episodes differs from stages.first.sampling.episodes",
