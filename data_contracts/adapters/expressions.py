@@ -15,6 +15,7 @@ import difflib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from rlcore.data_contracts.errors import LeftOutError, RowError
@@ -22,6 +23,7 @@ from rlcore.data_contracts.gate.strict_json import parse_value
 
 Row = Mapping[str, Any]
 Scalar = str | int | float | bool
+Number = int | float | Decimal  # Parquet and Arrow have decimals
 
 _FIELD = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _INDEX = re.compile(r"-?\d+")
@@ -66,8 +68,16 @@ def describe_missing(name: str, names: Sequence[str]) -> str:
 
 def kind_of(value: object) -> str:
     """Return the type of a value in words."""
-    names = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a text", list: "a list"}
+    names = {type(None): "null", bool: "a boolean", str: "a text", list: "a list"}
+    names |= dict.fromkeys((int, float, Decimal), "a number")
     return names.get(type(value), "an object" if isinstance(value, Mapping) else type(value).__name__)
+
+
+def number_text(value: Number) -> str:
+    """Return a finite number as text: 27, 27.0 and a decimal 27.00 are ``27``, as in a column where one is null."""
+    if isinstance(value, Decimal):
+        return f"{value:f}".rstrip("0").rstrip(".") if value.as_tuple().exponent < 0 else f"{value:f}"
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _path(written: str) -> Expression:
@@ -117,7 +127,7 @@ def _text_in(value: object, path: str) -> str:
         return ""
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return "\n".join(value)
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not isinstance(value, str | Number):
         raise RowError(path, f"must be a text, a number or a list of texts, not {kind_of(value)}", value)
     return str(value)
 

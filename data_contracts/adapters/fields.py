@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
-from rlcore.data_contracts.adapters.expressions import Row, describe_missing, kind_of
+from rlcore.data_contracts.adapters.expressions import Number, Row, describe_missing, kind_of
 from rlcore.data_contracts.contracts.column_checks import SPLITS
 from rlcore.data_contracts.errors import RowError
 
@@ -35,7 +35,7 @@ def number(row: Row, name: str) -> float:
         RowError: missing, not a number (a boolean is none), or not finite.
     """
     value = _present(row, name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, Number):
         raise RowError(name, f"must be a number, not {kind_of(value)}", value)
     try:
         converted = float(value)

@@ -20,7 +20,7 @@ from rlcore.data_contracts.adapters.conversations import (
     history,
     question_of,
 )
-from rlcore.data_contracts.adapters.expressions import Row, Scalar, kind_of
+from rlcore.data_contracts.adapters.expressions import Number, Row, Scalar, kind_of, number_text
 from rlcore.data_contracts.adapters.fields import Messages, split_of
 from rlcore.data_contracts.adapters.gathering import GATHERED, gather_answers
 from rlcore.data_contracts.adapters.targets import TARGETS, Kind, Spec, parse_columns
@@ -32,6 +32,7 @@ from rlcore.data_contracts.gate.records import canonical_json
 
 _NO_ANSWER = re.compile(r"proofs?|not ?found|n/?a|null|nan|none|unknown|no answer", re.IGNORECASE)
 _BOOLEANS: Mapping[Any, int] = {"True": 1, "true": 1, "False": 0, "false": 0}
+_CHOICE = re.compile(r"^([A-Z])\. ", re.MULTILINE)
 _MADE = "rows"  # task, source and beginning of ids, unless a layout has a name
 
 
@@ -85,11 +86,11 @@ def reference_text(value: Any, path: str) -> str:
 
 
 def _answer_text(value: Any, path: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not isinstance(value, str | Number):
         raise RowError(path, f"must be a text, a number or a list of them, not {kind_of(value)}", value)
     if isinstance(value, float) and not math.isfinite(value):
         raise RowError(path, "must be finite", value)
-    text = str(_shortest(value) if isinstance(value, float) else value)
+    text = value if isinstance(value, str) else number_text(value)
     if _NO_ANSWER.fullmatch(text.strip()):
         raise RowValueError(path, "is no answer, so it cannot be a reference", text)
     return text
@@ -206,7 +207,17 @@ def _asked(spec: Spec, row: Row) -> Messages:
 def _answered(spec: Spec, name: str, row: Row) -> dict[str, str]:
     value = spec["reference"].read(row) if "reference" in spec else None
     reference = "" if value is None else reference_text(value, _path(spec, "reference"))
+    if "|letters" in spec["prompt"].written:
+        _require_choice(reference, spec["prompt"].read(row), _path(spec, "reference"))
     return {"reference": reference, "task": _text(spec, row, "task") or name}
+
+
+def _require_choice(reference: str, question: str, path: str) -> None:
+    """Refuse the letter of a choice that a question with lettered choices does not have."""
+    letters = _CHOICE.findall(question)
+    if len(reference) == 1 and reference.isupper() and reference not in letters:
+        reason = f"is the choice {reference}, and the question has {', '.join(letters) or 'none'}"
+        raise RowValueError(path, reason, reference)
 
 
 def _with_system(spec: Spec, row: Row, question: Messages) -> Messages:
@@ -231,24 +242,19 @@ def _text(spec: Spec, row: Row, target: str) -> str:
         return ""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool) or not isinstance(value, str | Number):
         raise RowError(_path(spec, target), f"must be a text or a number, not {kind_of(value)}", value)
     if isinstance(value, float):
-        value = _shortest(number_of(value, _path(spec, target)))
-    return str(value)
+        value = number_of(value, _path(spec, target))
+    return value if isinstance(value, str) else number_text(value)
 
 
 def _name_of(value: Any) -> str:
     """Return a value that names a winner as text: 1, 1.0, True and their texts are ``1``."""
     try:
-        return str(_shortest(number_of(value, "")))
+        return number_text(number_of(value, ""))
     except RowError:
         return str(value)
-
-
-def _shortest(number: float) -> int | float:
-    """Return a whole number without its point, which a column of whole numbers has where one is null."""
-    return int(number) if number.is_integer() else number
 
 
 def _number(spec: Spec, row: Row, target: str) -> float:
@@ -262,7 +268,7 @@ def number_of(value: Any, path: str) -> float:
         RowError: it is none.
     """
     try:
-        number = float(_BOOLEANS.get(value, value)) if isinstance(value, str | int | float) else None
+        number = float(_BOOLEANS.get(value, value)) if isinstance(value, str | Number) else None
     except (ValueError, OverflowError):
         number = None
     if number is None:

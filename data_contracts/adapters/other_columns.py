@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
 from decimal import Decimal
 from functools import partial
@@ -54,13 +55,13 @@ def _json(columns: dict[str, Any]) -> str:
     if not kept:
         return ""
     try:
-        text = orjson.dumps(kept, default=_plain)
-    except (orjson.JSONEncodeError, RecursionError) as error:
+        text = _dumped(kept)
+    except (TypeError, ValueError, RecursionError) as error:
         name = next((name for name, value in kept.items() if not _is_json(value)), next(iter(kept)))
         reason = f"cannot reach the rewards as JSON ({error}); name it in drop_columns"
         raise RowError(name, reason, kept[name]) from error
     if len(text) > MAX_BYTES:
-        longest = max(kept, key=lambda name: len(orjson.dumps(kept[name], default=_plain)))
+        longest = max(kept, key=lambda name: len(_dumped(kept[name])))
         what = f"the columns that reach rewards have {len(text):,} bytes, at most {MAX_BYTES:,} may"
         raise RowError(longest, f"{what}; {longest!r} is the longest: name it in drop_columns", kept[longest])
     return text.decode()
@@ -68,10 +69,18 @@ def _json(columns: dict[str, Any]) -> str:
 
 def _is_json(value: object) -> bool:
     try:
-        orjson.dumps(value, default=_plain)
-    except (orjson.JSONEncodeError, RecursionError):
+        _dumped(value)
+    except (TypeError, ValueError, RecursionError):
         return False
     return True
+
+
+def _dumped(value: object) -> bytes:
+    """Return a value as JSON, which Python's encoder writes if it has integers of more than 64 bits."""
+    try:
+        return orjson.dumps(value, default=_plain)
+    except orjson.JSONEncodeError:
+        return json.dumps(value, default=_plain, ensure_ascii=False, allow_nan=False).encode()
 
 
 def _plain(value: object) -> str:

@@ -266,4 +266,4 @@ def _rate_errors(
     total = refused + accepted
     share = f"{refused} of {total} rows ({refused / total:.1%})"
     hint = f" ({IF_DIFFERENT})" if counts[NEAR] else ""
-    return [f"{share} are quarantined, more than {limits.max_quarantined:.1%}: {examples}{hint}"]
+    return [f"{share} are quarantined, more than max_quarantined = {limits.max_quarantined:g} allows: {examples}{hint}"]

@@ -7,6 +7,7 @@ import csv
 import hashlib
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, e
 from rlcore.data_contracts.gate.strict_json import parse_object
 
 MAX_BYTES = 500_000_000  # of a document, which memory holds
+_ROWS = re.compile(r'\s*\{[^][{}]*"([^"]+)"\s*:\s*\[\s*\{\s*"(?!role"|from")')  # a row may be a list of turns
 _TO_LINES = "write one object a line, with the ending .jsonl: jq -c '.[]' FILE.json > FILE.jsonl"
 
 
@@ -36,16 +38,30 @@ def json_rows(path: Path, max_row_bytes: int) -> Iterator[SourceRow | Quarantine
 
 
 def _json_lines(path: Path, text: str, max_row_bytes: int) -> Iterator[SourceRow | Quarantined]:
-    first = next(line for line in text.splitlines() if line.strip())
+    first, *others = (line for line in text.splitlines() if line.strip())
     try:
         json.loads(first)
     except ValueError as error:
-        what = "the file is one JSON object over several lines, and not an array of rows"
-        fix = "put the rows into an array, [{…}, {…}], or write one object a line, with the ending .jsonl"
-        raise ContractError(what, where=str(path), fix=fix) from error
+        raise wrapped_error(path, key_of_rows(text)) from error
+    if not others and (key := key_of_rows(first)):
+        raise wrapped_error(path, key)
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             yield _row(line.strip().encode("utf-8", "surrogatepass"), number, max_row_bytes)
+
+
+def key_of_rows(text: str) -> str:
+    """Return the key of a JSON object, ``{"data": [{…}, …]}``, whose value is a list of rows; "" if there is none."""
+    found = _ROWS.match(text)
+    return found[1] if found else ""
+
+
+def wrapped_error(path: Path, key: str) -> ContractError:
+    """Return the error of a file that is one object; ``key``: that of its rows."""
+    rows = f"whose {key!r} has the rows" if key else "and not an array of rows"
+    fix = "give an array of rows (.json), [{…}, {…}], or an object a line (.jsonl)"
+    unpack = f": jq -c '.{key}[]' FILE > FILE.jsonl" if key else ""
+    return ContractError(f"the file is one JSON object, {rows}", where=str(path), fix=fix + unpack)
 
 
 def _spans(path: Path, text: str, decoder: json.JSONDecoder) -> Iterator[tuple[int, int]]:
@@ -125,6 +141,9 @@ def _csv_row(names: list[str], cells: list[str], line: int) -> SourceRow | Quara
     if len(cells) != len(names):
         reason = f"has {len(cells)} cells, and the header {len(names)}"
         return Quarantined(origin=origin, field="", excerpt=excerpt(", ".join(cells)), reason=reason)
+    if broken := [place for place, cell in enumerate(cells) if "\0" in cell]:
+        field, shown, reason = names[broken[0]], excerpt(cells[broken[0]]), "a NUL character; write the file as UTF-8"
+        return Quarantined(origin=origin, field=field, excerpt=shown, reason=reason)
     return SourceRow(origin=origin, values={name: cell or None for name, cell in zip(names, cells, strict=True)})
 
 

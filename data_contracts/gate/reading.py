@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rlcore.data_contracts.errors import ContractError
-from rlcore.data_contracts.gate.documents import csv_rows, json_rows
+from rlcore.data_contracts.gate.documents import csv_rows, json_rows, key_of_rows, wrapped_error
 from rlcore.data_contracts.gate.files import COMPRESSED, FORMATS, READERS, format_of, opened, require_file, row_files
 from rlcore.data_contracts.gate.parquet_rows import read_batches
 from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, canonical_json, excerpt
@@ -31,6 +31,7 @@ from rlcore.data_contracts.gate.strict_json import parse_object
 
 MAX_LINE_BYTES = 1_000_000
 _NAMES = {".parquet": "Parquet"}
+_MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"PAR1": ".parquet"}
 _ARROW_ROWS = 100  # in memory as values
 Item = SourceRow | Quarantined
 Wanted = NDArray[np.bool_]
@@ -93,6 +94,8 @@ def _read_file(path: Path) -> Source:
         raise ContractError(what, where=str(path), fix="unpack it: gunzip FILE.gz, or zstd -d FILE.zst")
     with _readable(path):
         require_file(path)
+        with path.open("rb") as raw:
+            _require_ending(path, raw.read(4))
         with opened(path) as file:
             if form == ".parquet":
                 pq.ParquetFile(file).close()
@@ -101,9 +104,21 @@ def _read_file(path: Path) -> Source:
     return Source(name=str(path), label=path.name, read=partial(_ITEMS[form], path), state=partial(_state, path))
 
 
+def _require_ending(path: Path, start: bytes) -> None:
+    """Reject a file that begins as another format than that of its ending does."""
+    for magic, ending in _MAGIC.items():
+        if start.startswith(magic) and path.suffix != ending:
+            is_packed = ending in COMPRESSED
+            what = f"compressed with {COMPRESSED[ending]}" if is_packed else "a Parquet file"
+            name = f"{path.name}{ending}" if is_packed else path.with_suffix(ending).name
+            raise ContractError(f"the file is {what}", where=str(path), fix=f"name it {name}")
+
+
 def _require_lines(path: Path, file: IO[bytes]) -> None:
     """Reject a document over several lines, or an array, each of whose lines would be quarantined."""
     first, second = ([line.strip() for _, _, line, _ in islice(_lines(file), 2)] + [b"", b""])[:2]
+    if not second and (key := key_of_rows(first.decode("utf-8", "replace"))):
+        raise wrapped_error(path, key)
     is_array = re.match(rb'\[\s*\{\s*"', first) or (first == b"[" and second.startswith(b"{"))
     if is_array or (first == b"{" and second.startswith(b'"')):
         what = "the file is one JSON document, and not one object a line"

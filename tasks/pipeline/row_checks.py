@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
 
+from rlcore.data_contracts.adapters.expressions import describe_missing
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.errors import LEFT_OUT, ContractError, RowError
 from rlcore.data_contracts.gate.reading import Items, Source, Wanted
-from rlcore.data_contracts.gate.records import Quarantined, canonical_row
+from rlcore.data_contracts.gate.records import Quarantined, SourceRow, canonical_row
 from rlcore.data_contracts.gate.row_rules import RowCheckConfig, check_rows
 from rlcore.data_contracts.gate.stream import Batch, RowFn, RowStream
 from rlcore.errors import RlcoreError
@@ -32,6 +34,8 @@ from rlcore.tasks.store.settings import find_home
 SAMPLE = 300
 """Lines of each file that are tried; the data gate of a run reads all of them."""
 _REASONS = 4  # of refused rows that are listed for a file
+_SHORT = 3  # words of an answer
+_NUMBER = re.compile(r"\W*\d[\d.,/ ]*\W*")
 _STAND_INS: tuple[Any, ...] = ("", 1, [], [{"role": "user", "content": "a"}], {})
 
 
@@ -39,13 +43,16 @@ _STAND_INS: tuple[Any, ...] = ("", 1, [], [{"role": "user", "content": "a"}], {}
 class Trial:
     """Tried lines of a file: their number, refused ones with True if one refuses the dataset; ``is_all``: no more.
 
-    ``is_divided``: rows name their side.
+    ``is_divided``: rows name their side. ``columns``: those of the source. ``swapped``: a question and its reference,
+    if they seem to be swapped.
     """
 
     num_lines: int
     is_divided: bool
     refused: Sequence[tuple[Quarantined, bool]]
     is_all: bool
+    columns: Collection[str]
+    swapped: tuple[str, str] | None
 
     @cached_property
     def text(self) -> str:
@@ -75,30 +82,72 @@ def tried(
         return [f"{key}.{setting}: {error.what}" + (f"; {error.fix}" if error.fix else "")], [], False
     if not trial.num_lines:
         return [f"{key}.{which}: the file has no rows"], [], False
-    lines = list(_reasons(key, trial, stream))
+    lines, unknown = list(_reasons(key, trial, stream)), list(_unknown_columns(key, data, trial))
+    notes = [] if trial.is_all else [f"warning: {line}" for line in unknown]
+    notes += _swap_warning(key, trial)
+    errors = unknown if trial.is_all else []
     share = len({one.origin.line for one, _ in trial.refused}) / trial.num_lines
-    if any(is_fatal for _, is_fatal in trial.refused) or share > (data.max_quarantined if trial.is_all else 0.5):
-        return lines, [], trial.is_divided
-    return [], [f"warning: {line}; a run leaves such rows out" for line in lines], trial.is_divided
+    if any(is_fatal for _, is_fatal in trial.refused) or share > 0.5:
+        return [*lines, *errors], notes, trial.is_divided
+    if trial.is_all and share > data.max_quarantined:
+        limit = f"more than {key}.max_quarantined = {data.max_quarantined:g} allows"
+        return [*(f"{line}; {limit}" for line in lines), *errors], notes, trial.is_divided
+    return errors, [*notes, *(f"warning: {line}; a run leaves such rows out" for line in lines)], trial.is_divided
 
 
 def _trial(
     stream: RowStream, contract: Contract, data: DatasetConfig, tokens: TokenView | None, *, graders: Graders
 ) -> Trial:
-    source, counted = _head(stream.source)
+    source, counted, columns = _head(stream.source)
     limit = data.max_tokens if tokens else ANY_LENGTH
     refused: list[tuple[Quarantined, bool]] = []
+    left_out: list[Quarantined] = []
     known: dict[str, bytes] = {}
-    is_divided = False
+    is_divided, is_left, asked = False, False, list[tuple[str, str]]()
     with reference_screen(data, graders)() as screen:
         terms = RowCheckConfig(max_tokens=limit, is_exact=is_exact(data), screen=screen)
         for batch in replace(stream, source=source).batches():
             refused += [(one, False) for one in batch.rejected if not one.reason.startswith(LEFT_OUT)]
+            left_out += [one for one in batch.rejected if one.reason.startswith(LEFT_OUT)]
             is_divided |= any("split" in row for row in batch.rows)
+            is_left |= bool(batch.rows)
+            asked += [(row["messages"][-1]["content"], row.get("reference", "")) for row in batch.rows]
             meter = token_meter(tokens or NO_TOKENIZER)
             checked = check_rows(batch, contract, terms, meter=meter, where=data.path).refused
             refused += [*checked.values(), *((one, True) for one in _repeated(batch, contract, checked, known))]
-    return Trial(num_lines=counted["lines"], is_divided=is_divided, refused=refused, is_all=not counted["more"])
+    refused += [] if is_left else [(one, True) for one in left_out]
+    return Trial(
+        num_lines=counted["lines"],
+        is_divided=is_divided,
+        refused=refused,
+        is_all=not counted["more"],
+        columns=columns,
+        swapped=asked[0] if data.contract == "prompts" and _are_swapped(asked) else None,
+    )
+
+
+def _are_swapped(asked: Sequence[tuple[str, str]]) -> bool:
+    """Return True if all questions are bare numbers and no reference is one, or all are short and references ask."""
+    if len(asked) < 2 or not all(reference for _, reference in asked):
+        return False
+    if all(_NUMBER.fullmatch(question) and not _NUMBER.fullmatch(reference) for question, reference in asked):
+        return True
+    are_short = all(len(question.split()) <= _SHORT and "?" not in question for question, _ in asked)
+    return are_short and all("?" in reference for _, reference in asked)
+
+
+def _swap_warning(key: str, trial: Trial) -> Iterator[str]:
+    if trial.swapped:
+        question, reference = (text[:60] for text in trial.swapped)
+        yield f"warning: {key}: the prompt is {question!r}, and its reference {reference!r}: are the two swapped?"
+
+
+def _unknown_columns(key: str, data: DatasetConfig, trial: Trial) -> Iterator[str]:
+    """Yield the columns to drop that no row has."""
+    for name in data.mapping.drop_columns:
+        if name not in trial.columns:
+            where = "" if trial.is_all else f" in {trial.text}"
+            yield f"{key}.drop_columns: {describe_missing(name, list(trial.columns))}{where}"
 
 
 def _repeated(
@@ -164,9 +213,9 @@ def missing_columns(make: RowFn, values: Mapping[str, Any]) -> list[str]:
     return list(tried)
 
 
-def _head(source: Source) -> tuple[Source, dict[str, int]]:
-    """Return the first lines of a source, and their count, with ``more`` lines behind them, once they are read."""
-    counted = {"lines": 0, "more": 0}
+def _head(source: Source) -> tuple[Source, dict[str, int], set[str]]:
+    """Return the first lines of a source, and once they are read: their count, ``more`` behind them, their columns."""
+    counted, columns = {"lines": 0, "more": 0}, set[str]()
 
     def read(wanted: Wanted | None) -> Items:
         for place, item in islice(source.read(wanted), SAMPLE + 1):
@@ -174,7 +223,8 @@ def _head(source: Source) -> tuple[Source, dict[str, int]]:
                 counted["more"] = 1
                 break
             counted["lines"] += 1
+            columns.update(item.values if isinstance(item, SourceRow) else ())
             yield place, item
         return counted["lines"]
 
-    return replace(source, read=read), counted
+    return replace(source, read=read), counted, columns

@@ -115,6 +115,8 @@ class DatasetConfig:
             _ = self.mapping.columns and parse_columns(self.mapping.columns, self.kind)
         except ValueError as error:
             raise ConfigError("\n".join(f"columns.{line}" for line in str(error).splitlines())) from None
+        if self.mapping.drop_columns and not self.has_prompts:
+            raise ConfigError(f"drop_columns is of prompts, whose rows rewards read: leave it out of {self.contract}")
         if self.eval_path and (not self.path or self.reader == POLICY):
             raise ConfigError("eval_path names the held-out rows of a dataset whose path names the others: name both")
 

@@ -151,6 +151,8 @@ ROWS = [
         ["JSON or Python, which the reward `math` does not", "its tests", "is no answer", "15 of 60"],
     ),
     ("no answer", rows(reference="proof"), (), "prompts", ["no answer can be graded with it"]),
+    ("one of sixty", [*rows()[1:], *rows(reference=4)[:1]], (), "prompts", ["prompts.max_quarantined = 0.01 allows"]),
+    ("no column to drop", rows(note="x"), ("drop_columns=['nte']",), "prompts.drop_columns", ["did you mean 'note'?"]),
 ]
 
 
@@ -186,6 +188,44 @@ def test_pairs_of_lists_are_no_pairs_of_texts(project: Path, capsys: pytest.Capt
     table = "contract='preference_pairs',adapter='preferences',path='pairs.jsonl',num_train=9,num_eval=9,max_tokens=64"
     said = planned(capsys, f"data.pairs={{{table}}}")
     assert said.lines["pairs.jsonl"][0].startswith("data.pairs: chosen: must be a text, not a list")
+
+
+@pytest.mark.parametrize(
+    ("scores", "error"), [((1, 1), "score_chosen: left out: a tie is no pair"), ((2, 1), "")], ids=["ties", "pairs"]
+)
+def test_pairs_of_which_none_is_left_are_an_error(
+    project: Path, capsys: pytest.CaptureFixture[str], scores: tuple[int, int], error: str
+) -> None:
+    sides = {"chosen": "yes", "rejected": "no", "score_chosen": scores[0], "score_rejected": scores[1]}
+    write("pairs.jsonl", [{"prompt": f"Is {number} odd?", **sides} for number in range(1, 60, 2)])
+    table = "contract='preference_pairs',adapter='trl_preference',path='pairs.jsonl',num_train=9,num_eval=2"
+    said = planned(capsys, f"data.pairs={{{table},max_tokens=64}}")
+    assert said.lines.get("pairs.jsonl", [""])[0].startswith(f"data.pairs: {error}" if error else "")
+    assert bool(said.lines) == bool(error), said.text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reference", "is_swapped"),
+    [
+        (lambda n: str(n + 4), lambda n: f"{n} + 4", True),
+        (lambda n: f"${n}.50", lambda n: f"Tom has {n} dollars and gets 50 cents.", True),
+        (lambda n: f"town {n}", lambda n: f"Which town has the number {n}?", True),
+        (lambda n: str(n), lambda n: str(n + 1), False),
+        (lambda n: f"{n} + 4", lambda n: str(n + 4), False),
+        (lambda n: f"Name town {n}.", lambda n: f"It is the town {n}.", False),
+        (lambda n: f"{n}" if n else "Why?", lambda n: f"{n} + 4", False),
+    ],
+)
+def test_questions_that_are_answers_are_a_warning(
+    project: Path,
+    capsys: pytest.CaptureFixture[str],
+    prompt: Callable[[int], str],
+    reference: Callable[[int], str],
+    is_swapped: bool,
+) -> None:
+    write("rows.jsonl", [{"problem": prompt(n), "answer": reference(n)} for n in range(60)])
+    said = planned(capsys, "data.prompts.adapter=problems")
+    assert (": are the two swapped?" in said.text) == is_swapped
 
 
 def test_a_sample_says_that_it_is_one_and_a_few_bad_rows_are_a_warning(

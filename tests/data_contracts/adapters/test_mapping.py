@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -139,6 +140,24 @@ def test_columns_that_are_too_long_for_rewards_are_refused_by_name() -> None:
     (lost,) = read({**ROW, "long": "x" * MAX_BYTES}, {"prompt": "problem"}).rejected
     assert lost.field == "long"
     assert "'long' is the longest: name it in drop_columns" in lost.reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [(Decimal("0.50"), "0.5"), (Decimal("27.00"), "27"), (Decimal("1E+3"), "1000"), (2**80, str(2**80)), (27.0, "27")],
+)
+def test_every_number_of_a_file_is_an_answer_and_reaches_rewards(answer: Any, text: str) -> None:
+    (made,) = read({"problem": "Why?", "answer": answer}, {"prompt": "problem", "reference": "answer"}).rows
+    assert made["reference"] == text
+    assert Decimal(json.loads(made["columns"])["answer"]) == answer
+
+
+@pytest.mark.parametrize(("answer", "reason"), [(2, "is the choice C"), (1, ""), ("C", "is the choice C"), ("B", "")])
+def test_an_answer_is_one_of_the_choices_of_its_question(answer: int | str, reason: str) -> None:
+    letter = "answer|letter" if isinstance(answer, int) else "answer"
+    batch = read({**ROW, "answer": answer}, {"prompt": "{problem}\n{choices|letters}", "reference": letter})
+    assert [row["reference"] for row in batch.rows] == ([] if reason else ["B"])
+    assert [one.reason for one in batch.rejected] == ([f"{reason}, and the question has A, B"] if reason else [])
 
 
 def test_rows_that_differ_in_other_columns_alone_have_one_id() -> None:

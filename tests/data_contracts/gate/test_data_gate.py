@@ -79,7 +79,9 @@ def test_one_quarantined_row_in_a_hundred_passes_at_one_percent_and_two_do_not()
     assert gate_rows(rows, max_quarantined=0.01).report.passed
     rows[8]["chosen"] = ""
     (fault,) = gate_rows(rows, max_quarantined=0.01).report.errors
-    assert fault.startswith("2 of 100 rows (2.0%) are quarantined, more than 1.0%: line 8, chosen: must not be blank")
+    assert fault.startswith(
+        "2 of 100 rows (2.0%) are quarantined, more than max_quarantined = 0.01 allows: line 8, chosen: must not be"
+    )
 
 
 def test_pairs_that_are_equal_or_become_so_by_truncation_are_quarantined() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -48,7 +49,10 @@ def test_an_item_that_is_no_row_is_quarantined_by_its_line(tmp_path: Path) -> No
         ("rows.json", '[{"a": 1}\n{"a": 2}]', "malformed JSON in line 2: a comma or ] is missing"),
         ("rows.json", '[{"a": 1},\n{"a": }]', "malformed JSON in line 2"),
         ("rows.json", '[{"a": 1}] 3', "there is more behind the array"),
-        ("rows.json", '{\n "a": 1\n}', "one JSON object over several lines"),
+        ("rows.json", '{\n "a": 1\n}', "the file is one JSON object, and not an array of rows"),
+        ("rows.json", json.dumps({"data": ROWS}), "the file is one JSON object, whose 'data' has the rows"),
+        ("rows.json", json.dumps({"v": 1, "data": ROWS}, indent=1), "the file is one JSON object, whose 'data' has"),
+        ("rows.jsonl", json.dumps({"data": ROWS}), "the file is one JSON object, whose 'data' has the rows"),
         ("rows.json", "3", "is no JSON array"),
         ("rows.json", "", "is no JSON array"),
         ("rows.jsonl", json.dumps(ROWS), "is one JSON document"),
@@ -76,6 +80,36 @@ def test_a_table_gives_texts_and_null_for_an_empty_cell(tmp_path: Path) -> None:
     assert [row.values for row in source.rows] == [{"a": 'one, "two"\nthree', "b": None}, {"a": "4", "b": "5"}]
     assert [row.origin.line for row in source.rows] == [2, 4]
     assert [(one.origin.line, one.reason) for one in source.rejected] == [(5, "has 1 cells, and the header 2")]
+
+
+def test_a_row_of_turns_in_one_object_is_a_row(tmp_path: Path) -> None:
+    row = {"messages": [{"role": "user", "content": "Why?"}]}
+    for name in ("rows.json", "rows.jsonl"):
+        assert [one.values for one in read_source(write(tmp_path, name, json.dumps(row))).rows] == [row]
+
+
+def test_a_nul_character_of_a_table_is_named_with_its_column(tmp_path: Path) -> None:
+    (lost,) = read_source(write(tmp_path, "rows.csv", "a,b\n1,2\0\n3,4\n")).rejected
+    assert (lost.origin.line, lost.field) == (2, "b")
+    assert lost.reason.startswith("a NUL character")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what", "fix"),
+    [
+        ("rows.jsonl", gzip.compress(b"{}"), "compressed with gzip", "rows.jsonl.gz"),
+        ("rows.csv", gzip.compress(b"a,b"), "compressed with gzip", "rows.csv.gz"),
+        ("rows.parquet", b"\x28\xb5\x2f\xfd", "compressed with zstd", "rows.parquet.zst"),
+        ("rows.json", b"PAR1", "a Parquet file", "rows.parquet"),
+    ],
+)
+def test_a_file_of_another_format_than_its_ending_gets_its_right_name(
+    tmp_path: Path, name: str, content: bytes, what: str, fix: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ContractError) as caught:
+        read_source(tmp_path / name)
+    assert (caught.value.what, caught.value.fix) == (f"the file is {what}", f"name it {fix}")
 
 
 def test_a_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:

@@ -227,7 +227,7 @@ def test_a_refused_dataset_leaves_its_account_and_no_rows(tmp_path: Path) -> Non
     with pytest.raises(DataError) as caught:
         prepare("preferences", folder, config(adapter="preferences", path=str(path), num_train=20, num_eval=3))
     error = caught.value
-    assert "2 of 32 rows (6.2%) are quarantined, more than 1.0%" in error.what
+    assert "2 of 32 rows (6.2%) are quarantined, more than max_quarantined = 0.01 allows" in error.what
     assert "line 1, row: NaN is not JSON" in error.what
     assert error.where == str(path)
     assert str(folder / "quarantine.jsonl") in error.fix
