@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, PreTrainedTokenizerBase, __version__
 
 from rlcore.errors import ModelError
 from rlcore.models.stored_weights import AGAIN, require_weights
@@ -167,6 +167,15 @@ def _growth(step: Any) -> int:
     return own * math.prod(_growth(each) for each in step.values() if isinstance(each, list))
 
 
+def _require_known(model_type: object, name: Path | str) -> None:
+    if isinstance(model_type, str) and model_type not in CONFIG_MAPPING:
+        what = (
+            f"model_type = {model_type!r} in config.json, which the installed transformers {__version__} does not know"
+        )
+        fix = "take a model of another architecture, or a release of transformers that has this one; remote code is off"
+        raise ModelError(what, where=str(name), fix=fix)
+
+
 def read_config(name: Path | str, **options: str | bool) -> PretrainedConfig:
     """Read a model's configuration, check its sizes, and reset its choice of attention.
 
@@ -175,8 +184,10 @@ def read_config(name: Path | str, **options: str | bool) -> PretrainedConfig:
     """
     try:
         # Read the file itself, since a configuration class may allocate lists of these sizes.
-        for path, value in _numbers(PretrainedConfig.get_config_dict(name, **options)[0]):
+        document = PretrainedConfig.get_config_dict(name, **options)[0]
+        for path, value in _numbers(document):
             _refuse_size(path, value, name)
+        _require_known(document.get("model_type"), name)
         config: PretrainedConfig = AutoConfig.from_pretrained(name, trust_remote_code=False, **options)
     except ModelError:
         raise

@@ -15,10 +15,12 @@ import asyncio
 import importlib
 import inspect
 import sys
+import sysconfig
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rlcore.config import RewardTerm
@@ -219,10 +221,21 @@ def load_function(term: RewardTerm, path: str, *, given: str) -> partial[Any]:
         said = f"it ends Python with {error}" if isinstance(error, SystemExit) else error
         what = f"cannot import the function {term.kind!r}: {said}"
         raise ConfigError(what, where=f"{path}.kind", fix=fix) from error
-    if not callable(function):
-        raise ConfigError(f"{term.kind!r} is not a function", where=f"{path}.kind")
+    if not callable(function) or _is_of_python(function):
+        what = "is Python's own function, and no reward" if callable(function) else "is not a function"
+        fix = f"name one such as def reward({given}, **options), which returns a number for each of the {given}"
+        raise ConfigError(f"{term.kind!r} {what}", where=f"{path}.kind", fix=fix)
     _check_options(function, term, path, given)
     return partial(function, **term.options)
+
+
+def _is_of_python(function: Callable[..., Any]) -> bool:
+    """Return True if a function is of the standard library, and not of a user's module of the same name."""
+    inner = function.func if isinstance(function, partial) else function
+    package = (getattr(inner, "__module__", None) or "").partition(".")[0]
+    file = getattr(sys.modules.get(package), "__file__", None)
+    is_own = file is not None and not Path(file).is_relative_to(sysconfig.get_path("stdlib"))
+    return package in sys.stdlib_module_names and not is_own
 
 
 def _load_other(term: RewardTerm, path: str) -> partial[Any]:

@@ -367,7 +367,7 @@ def remove_tokenizer(folder: Path) -> None:
         (plant_a_nan, "NaN or infinity"),
         (remove_weights, "no model.safetensors"),
         (only_a_pickle, "no model.safetensors, only pytorch_model.bin"),
-        (unknown_architecture, "perceptron-9000"),
+        (unknown_architecture, r"^model_type = 'perceptron-9000' in config.json: the installed transformers \d"),
         (remove_configuration, "the folder has no model"),
         (remove_tokenizer, "tokenizer"),
     ],

@@ -15,7 +15,7 @@ import torch
 
 from rlcore.config import RewardTerm
 from rlcore.errors import ConfigError, RewardError
-from rlcore.rewards import REWARDS, RewardResources, build_rewards
+from rlcore.rewards import REWARDS, RewardResources, build_rewards, reward_errors
 from rlcore.types import Rollout
 
 MODULE = "reward_functions_of_a_user"
@@ -76,6 +76,8 @@ def numpy_turns(rollouts):
     import numpy as np
     return [[np.float64(0.25)] * len(r.turns) if r.text else np.ones(len(r.turns)) for r in rollouts]
 
+import functools
+partly = functools.partial(brevity)
 not_a_function = 3
 """
 NOTHING = RewardResources()
@@ -272,6 +274,11 @@ def test_a_users_function_may_reward_each_turn(make_rollout: Callable[..., Rollo
         (RewardTerm(kind=f"{MODULE}:absent"), r"cannot import .*absent"),
         (RewardTerm(kind=f"{MODULE}:not_a_function"), r"is not a function"),
         (
+            RewardTerm(kind="math:sqrt"),
+            r"'math:sqrt' is Python's own function, and no reward.*def reward\(rollouts",
+        ),
+        (RewardTerm(kind="statistics:mean"), r"is Python's own function"),
+        (
             RewardTerm(kind=f"{MODULE}:brevity", options={"a": 1}),
             r"unexpected keyword argument 'a'.*brevity\(rollouts\)",
         ),
@@ -284,6 +291,10 @@ def test_a_mistake_is_refused_with_its_path(user_module: str, term: RewardTerm, 
     good = RewardTerm(kind="length", options={"limit": 8, "buffer": 4})
     with pytest.raises(ConfigError, match=rf"(?s){message}"):
         build_rewards([good, term], resources=NOTHING)
+
+
+def test_a_users_function_with_bound_arguments_is_not_pythons_own(user_module: str) -> None:
+    assert reward_errors([RewardTerm(kind=f"{user_module}:partly")], "rewards") == []
 
 
 def test_a_run_without_a_reward_is_refused() -> None:
