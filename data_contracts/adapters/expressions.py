@@ -76,7 +76,8 @@ def kind_of(value: object) -> str:
 def number_text(value: Number) -> str:
     """Return a finite number as text: 27, 27.0 and a decimal 27.00 are ``27``, as in a column where one is null."""
     if isinstance(value, Decimal):
-        return f"{value:f}".rstrip("0").rstrip(".") if value.as_tuple().exponent < 0 else f"{value:f}"
+        text = f"{value:f}"
+        return text.rstrip("0").rstrip(".") if "." in text else text
     return str(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 

@@ -15,7 +15,8 @@ import torch
 
 from rlcore.config import RewardTerm
 from rlcore.errors import ConfigError, RewardError
-from rlcore.rewards import REWARDS, RewardResources, build_rewards, reward_errors
+from rlcore.rewards import REWARDS, RewardResources, build_rewards
+from rlcore.rewards.table import reward_errors
 from rlcore.types import Rollout
 
 MODULE = "reward_functions_of_a_user"
