@@ -169,11 +169,11 @@ def _growth(step: Any) -> int:
 
 def _require_known(model_type: object, name: Path | str) -> None:
     if isinstance(model_type, str) and model_type not in CONFIG_MAPPING:
-        what = (
-            f"model_type = {model_type!r} in config.json, which the installed transformers {__version__} does not know"
+        raise ModelError(
+            f"model_type = {model_type!r} in config.json: the installed transformers {__version__} does not know it",
+            where=str(name),
+            fix="take a model of another architecture, or a release of transformers that has it; remote code is off",
         )
-        fix = "take a model of another architecture, or a release of transformers that has this one; remote code is off"
-        raise ModelError(what, where=str(name), fix=fix)
 
 
 def read_config(name: Path | str, **options: str | bool) -> PretrainedConfig:
