@@ -6,8 +6,7 @@ import pandas as pd
 import pandera.pandas as pa
 
 from rlcore.data_contracts.contracts import column_checks
-from rlcore.data_contracts.contracts.contract import Contract, require
-from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.contracts.contract import Contract
 
 NAME = "benchmark_records/v1"
 
@@ -35,17 +34,4 @@ class BenchmarkRecords(pa.DataFrameModel):
         return column_checks.is_filled(texts)
 
 
-CONTRACT = Contract(name=NAME, model=BenchmarkRecords, id_column="task", answers=())
-
-
-def check_benchmark_records(frame: pd.DataFrame) -> None:
-    """Reject a table of records that breaks its contract or has a document twice.
-
-    Raises:
-        ContractError: naming the first invalid rows.
-    """
-    require(frame, CONTRACT)
-    repeated = frame[frame.duplicated(["task", "doc_id", "metric"])]
-    if len(repeated):
-        first = repeated.iloc[0]
-        raise ContractError(f"{first['task']}: document {first['doc_id']} has {first['metric']} twice", where=NAME)
+CONTRACT = Contract(name=NAME, model=BenchmarkRecords, id_column="task", keys=("task", "doc_id", "metric"))

@@ -6,8 +6,7 @@ import pandas as pd
 import pandera.pandas as pa
 
 from rlcore.data_contracts.contracts import column_checks
-from rlcore.data_contracts.contracts.contract import Contract, require
-from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.contracts.contract import Contract
 
 NAME = "difficulties/v1"
 
@@ -46,17 +45,4 @@ class Difficulties(pa.DataFrameModel):
         return (share == frame["pass_rate"]) & (frame["low"] <= share) & (share <= frame["high"])
 
 
-CONTRACT = Contract(name=NAME, model=Difficulties, id_column="prompt_id", answers=())
-
-
-def check_difficulties(frame: pd.DataFrame) -> None:
-    """Reject a table of pass rates that breaks its contract or has a prompt twice.
-
-    Raises:
-        ContractError: naming the first invalid rows.
-    """
-    require(frame, CONTRACT)
-    repeated = frame[frame.duplicated(["dataset", "prompt_id"])]
-    if len(repeated):
-        first = repeated.iloc[0]
-        raise ContractError(f"{first['dataset']}/{first['prompt_id']} is there twice", where=NAME)
+CONTRACT = Contract(name=NAME, model=Difficulties, id_column="prompt_id", keys=("dataset", "prompt_id"))

@@ -7,8 +7,7 @@ import pandas as pd
 import pandera.pandas as pa
 
 from rlcore.data_contracts.contracts import column_checks
-from rlcore.data_contracts.contracts.contract import Contract, require
-from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.contracts.contract import Contract
 
 NAME = "evaluations/v2"
 MODES = ("greedy", "sampled")
@@ -68,18 +67,10 @@ class Evaluations(pa.DataFrameModel):
         return ~frame["correct"] | frame["value"].notna()
 
 
-CONTRACT = Contract(name=NAME, model=Evaluations, id_column="prompt_id", answers=("completion",))
-
-
-def check_evaluations(frame: pd.DataFrame) -> None:
-    """Reject a table of evaluations that breaks its contract or grades one answer twice.
-
-    Raises:
-        ContractError: naming the first invalid rows.
-    """
-    require(frame, CONTRACT)
-    keys = ["prompt_id", "mode", "sample_index"]
-    repeated = frame[frame.duplicated(keys)]
-    if len(repeated):
-        first = tuple(repeated[keys].to_dict("records")[0].values())
-        raise ContractError(f"{NAME}: {len(repeated)} answers are there twice, the first is {first}", where=NAME)
+CONTRACT = Contract(
+    name=NAME,
+    model=Evaluations,
+    id_column="prompt_id",
+    answers=("completion",),
+    keys=("prompt_id", "mode", "sample_index"),
+)

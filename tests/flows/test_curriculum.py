@@ -10,7 +10,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rlcore.data_contracts.contracts.difficulties import check_difficulties
+from rlcore.data_contracts.contracts.contract import require
+from rlcore.data_contracts.contracts.difficulties import CONTRACT
 from rlcore.errors import ConfigError
 from rlcore.flows.presets import open_preset
 from rlcore.metrics import check_names
@@ -65,7 +66,7 @@ def rollouts(home: Path) -> list[pd.DataFrame]:
 
 def test_the_pass_rate_of_each_prompt_is_recorded_with_its_interval(home: Path) -> None:
     table = read_table(folder(home, "difficulty") / "difficulty.parquet")
-    check_difficulties(table)
+    require(table, CONTRACT)
     train = read_table(folder(home, "prepare_prompts") / "train.parquet").set_index("prompt_id")["reference"]
     assert len(table) == 20
     assert table["prompt_id"].nunique() == 20

@@ -12,7 +12,8 @@ import pandas as pd
 
 from rlcore.checks.audit.integrity import verify_model
 from rlcore.config.benchmark import BenchmarkConfig
-from rlcore.data_contracts.contracts.benchmark_records import NAME, check_benchmark_records
+from rlcore.data_contracts.contracts.benchmark_records import CONTRACT, NAME
+from rlcore.data_contracts.contracts.contract import require
 from rlcore.errors import ConfigError, DataError
 from rlcore.evaluation.intervals import accuracy, mean_fraction
 from rlcore.extras import install_command
@@ -45,7 +46,7 @@ def run_benchmark(context: StageContext, *, policy: str) -> StageResult:
         model = LmEvalModel(runtime.load_frozen(folder), tokenizer, config, seed=context.seed)
         records = evaluate(model, config, cache=context.work / "tables")
     table = pd.DataFrame(records)
-    check_benchmark_records(table)
+    require(table, CONTRACT)
     write_table(table, context.folder / RECORDS)
     found = summarize(table, seed=context.seed, confidence=context.config.confidence)
     document = {"policy": context.config.stage.policy, "tasks": found}

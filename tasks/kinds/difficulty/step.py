@@ -12,7 +12,8 @@ from typing import Any
 import pandas as pd
 
 from rlcore.config import AnswersConfig
-from rlcore.data_contracts.contracts.difficulties import NAME, check_difficulties
+from rlcore.data_contracts.contracts.contract import require
+from rlcore.data_contracts.contracts.difficulties import CONTRACT, NAME
 from rlcore.evaluation.intervals import Interval, accuracy, mean_fraction
 from rlcore.sampling.rejection import Candidate
 from rlcore.tasks.drawing.levels import format_interval
@@ -34,7 +35,7 @@ def run_difficulty(context: StageContext, *, policy: str) -> StageResult:
     config: AnswersConfig = context.config.stage.settings
     prompts, candidates, _ = answered_prompts(context, policy)
     table = difficulties(candidates, prompts, threshold=config.threshold, confidence=context.config.confidence)
-    check_difficulties(table)
+    require(table, CONTRACT)
     write_table(table, context.folder / TABLE)
     shutil.copytree(context.work / "chunks", context.folder / "rollouts")
     found = summarize(table, asked=len(prompts), seed=context.seed, confidence=context.config.confidence)

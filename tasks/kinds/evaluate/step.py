@@ -14,6 +14,7 @@ from rlcore.checks.canaries.served_weights import verify_served_weights
 from rlcore.checks.settings import check_context
 from rlcore.config import AgentConfig
 from rlcore.data_contracts.contracts import evaluations as contract
+from rlcore.data_contracts.contracts.contract import require
 from rlcore.evaluation.intervals import accuracy, dataset_accuracy, dataset_scores, mean_fraction, pass_at_k
 from rlcore.models.architectures import positions_of
 from rlcore.rewards.base import RewardFn, failed_score, score_each
@@ -66,7 +67,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str) -> StageResult:
             count = min(config.num_problems, config.num_sampled_problems)
             chosen = read_prompt_sets(context, config.data, "eval", tokenizer, limit=count)
             table = pd.concat([table, answers(sampler, chosen, sampled, grade, seed=seed)], ignore_index=True)
-    contract.check_evaluations(table)
+    require(table, contract.CONTRACT)
     write_table(table, context.folder / "answers.parquet")
     greedy_rows = table[(table["mode"] == "greedy") & table["is_graded"]]
     graded = [prompt.dataset for prompt in prompts if grade.can_grade(prompt)]

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from rlcore.data_contracts.contracts.benchmark_records import check_benchmark_records
+from rlcore.data_contracts.contracts.benchmark_records import CONTRACT
+from rlcore.data_contracts.contracts.contract import require
 from rlcore.data_contracts.errors import ContractError
 
 ROW = {"task": "sums", "doc_id": 0, "doc_sha256": "a" * 64, "metric": "acc,none", "value": 1.0}
 
 
 def test_sound_records_pass() -> None:
-    check_benchmark_records(pd.DataFrame([ROW, {**ROW, "doc_id": 1, "value": 0.25}]))
+    require(pd.DataFrame([ROW, {**ROW, "doc_id": 1, "value": 0.25}]), CONTRACT)
 
 
 @pytest.mark.parametrize(
@@ -21,9 +22,9 @@ def test_sound_records_pass() -> None:
 )
 def test_a_row_that_breaks_the_contract_is_refused(change: dict[str, object]) -> None:
     with pytest.raises(ContractError):
-        check_benchmark_records(pd.DataFrame([{**ROW, **change}]))
+        require(pd.DataFrame([{**ROW, **change}]), CONTRACT)
 
 
 def test_a_document_stands_once() -> None:
-    with pytest.raises(ContractError, match="document 0 has acc,none twice"):
-        check_benchmark_records(pd.DataFrame([ROW, ROW]))
+    with pytest.raises(ContractError, match=r"1 rows are there twice, first .*acc,none"):
+        require(pd.DataFrame([ROW, ROW]), CONTRACT)

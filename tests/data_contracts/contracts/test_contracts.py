@@ -220,9 +220,9 @@ def test_the_branches_of_an_episode_are_numbered_without_a_hole(branches: list[i
 
 def test_an_answer_that_is_judged_twice_is_refused() -> None:
     table = pd.DataFrame([EVALUATION, {**EVALUATION, "mode": "sampled"}])
-    evaluations.check_evaluations(table)
-    with pytest.raises(ContractError, match=r"1 answers are there twice, the first is \('a', 'greedy', 0\)"):
-        evaluations.check_evaluations(pd.concat([table, table.iloc[:1]], ignore_index=True))
+    require(table, evaluations.CONTRACT)
+    with pytest.raises(ContractError, match=r"1 rows are there twice, first \('a', 'greedy', 0\)"):
+        require(pd.concat([table, table.iloc[:1]], ignore_index=True), evaluations.CONTRACT)
 
 
 def test_a_ranking_of_three_becomes_three_pairs_of_one_set() -> None:

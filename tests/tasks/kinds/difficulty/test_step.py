@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlcore.data_contracts.contracts.difficulties import check_difficulties
+from rlcore.data_contracts.contracts.contract import require
+from rlcore.data_contracts.contracts.difficulties import CONTRACT
 from rlcore.data_contracts.errors import ContractError
 from rlcore.errors import DataError
 from rlcore.sampling.rejection import Candidate
@@ -54,7 +55,7 @@ def test_a_pass_rate_counts_scored_answers_and_a_prompt_without_one_has_none() -
     prompts = prompts_of("a/p", "b/p", "b/q")
     candidates = [*answers("a/p", 1.0, 0.5, None), *answers("b/p", None, None), *answers("b/q", 1.0, 1.0)]
     table = difficulties(candidates, prompts, threshold=0.99, confidence=0.95)
-    check_difficulties(table)
+    require(table, CONTRACT)
     assert table[["dataset", "prompt_id", "answers", "passed", "reward"]].values.tolist() == [
         ["a", "p", 2, 1, 0.75],
         ["b", "q", 2, 2, 1.0],
@@ -68,9 +69,9 @@ def test_a_pass_rate_counts_scored_answers_and_a_prompt_without_one_has_none() -
 def test_a_table_that_does_not_add_up_breaks_its_contract() -> None:
     table = difficulties(answers("p", 1.0, 0.0), prompts_of("a/p"), threshold=0.99, confidence=0.95)
     with pytest.raises(ContractError, match="pass_rate is not passed / answers"):
-        check_difficulties(table.assign(pass_rate=0.25))
-    with pytest.raises(ContractError, match="is there twice"):
-        check_difficulties(table.loc[[0, 0]].reset_index(drop=True))
+        require(table.assign(pass_rate=0.25), CONTRACT)
+    with pytest.raises(ContractError, match="1 rows are there twice"):
+        require(table.loc[[0, 0]].reset_index(drop=True), CONTRACT)
 
 
 @pytest.fixture
