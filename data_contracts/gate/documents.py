@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlcore.data_contracts.errors import ContractError
-from rlcore.data_contracts.gate.files import format_of, opened
+from rlcore.data_contracts.gate.files import MAX_LINE_BYTES, format_of, opened
 from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, excerpt
 from rlcore.data_contracts.gate.strict_json import parse_object
 
@@ -21,7 +21,7 @@ _ROWS = re.compile(r'\s*\{[^][{}]*"([^"]+)"\s*:\s*\[\s*\{\s*"(?!role"|from")')  
 _TO_LINES = "write one object a line, with the ending .jsonl: jq -c '.[]' FILE.json > FILE.jsonl"
 
 
-def json_rows(path: Path, max_row_bytes: int) -> Iterator[SourceRow | Quarantined]:
+def json_rows(path: Path) -> Iterator[SourceRow | Quarantined]:
     """Yield the objects of a JSON array, or of a file of JSON lines that ends in ``.json``.
 
     Raises:
@@ -29,15 +29,15 @@ def json_rows(path: Path, max_row_bytes: int) -> Iterator[SourceRow | Quarantine
     """
     text = _text(path)
     if text.lstrip()[:1] == "{":
-        yield from _json_lines(path, text, max_row_bytes)
+        yield from _json_lines(path, text)
         return
     line, place, decoder = 1, 0, json.JSONDecoder()
     for start, end in _spans(path, text, decoder):
         line, place = line + text.count("\n", place, start), start
-        yield _row(text[start:end].encode("utf-8", "surrogatepass"), line, max_row_bytes)
+        yield _row(text[start:end], line)
 
 
-def _json_lines(path: Path, text: str, max_row_bytes: int) -> Iterator[SourceRow | Quarantined]:
+def _json_lines(path: Path, text: str) -> Iterator[SourceRow | Quarantined]:
     first, *others = (line for line in text.splitlines() if line.strip())
     try:
         json.loads(first)
@@ -47,7 +47,7 @@ def _json_lines(path: Path, text: str, max_row_bytes: int) -> Iterator[SourceRow
         raise wrapped_error(path, key)
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
-            yield _row(line.strip().encode("utf-8", "surrogatepass"), number, max_row_bytes)
+            yield _row(line.strip(), number)
 
 
 def key_of_rows(text: str) -> str:
@@ -96,25 +96,31 @@ def _skip(text: str, place: int) -> int:
     return place
 
 
-def _row(line: bytes, number: int, max_row_bytes: int) -> SourceRow | Quarantined:
+def _row(text: str, number: int) -> SourceRow | Quarantined:
+    line = text.encode("utf-8", "surrogatepass")
     origin = Origin(line=number, digest=hashlib.sha256(line).hexdigest())
+    return parsed_row(line, origin, is_whole=len(line) <= MAX_LINE_BYTES)
+
+
+def parsed_row(line: bytes, origin: Origin, *, is_whole: bool) -> SourceRow | Quarantined:
+    """Return the row of a line of JSON, or the reason why it is none; ``is_whole``: it is not too long."""
     try:
-        if len(line) > max_row_bytes:
-            raise ValueError(f"longer than {max_row_bytes} bytes")
+        if not is_whole:
+            raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
         return SourceRow(origin=origin, values=parse_object(line))
     except ValueError as error:
-        text = excerpt(line[:400].decode("utf-8", "replace"))
-        return Quarantined(origin=origin, field="", excerpt=text, reason=str(error))
+        shown = excerpt(line[:400].decode("utf-8", "replace"))
+        return Quarantined(origin=origin, field="", excerpt=shown, reason=str(error))
 
 
-def csv_rows(path: Path, max_row_bytes: int) -> Iterator[SourceRow | Quarantined]:
+def csv_rows(path: Path) -> Iterator[SourceRow | Quarantined]:
     """Yield the lines of a table as rows of texts, named by its header; an empty cell is null. Cells of ``.tsv`` are
     divided by tabs.
 
     Raises:
         ContractError: no header, two columns of one name, or no commas between columns.
     """
-    csv.field_size_limit(max_row_bytes)
+    csv.field_size_limit(MAX_LINE_BYTES)
     mark = "\t" if format_of(path) == ".tsv" else ","
     reader = csv.reader(io.StringIO(_text(path), newline=""), delimiter=mark, strict=True)
     names = next(reader, [])

@@ -17,6 +17,7 @@ READERS = (
     "with a header (.csv, .tsv), these but Parquet with .gz or .zst, a pattern, or a folder of one split"
 )
 FORMATS = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow")
+MAX_LINE_BYTES = 1_000_000  # of a row
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}
 _STATE, _SPLITS = "state.json", "dataset_dict.json"  # of datasets.save_to_disk
 _SPLIT = re.compile(r"(?<![a-z])(train|test|validation|valid|dev|eval)(?![a-z])")

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.files import MAX_LINE_BYTES
 
 _ROWS, _READ_BYTES = 1_024, 2**20  # rows at a time
 _BATCH_VALUES, _PLAIN_BYTES = 4_000_000, 2**26
@@ -40,8 +41,8 @@ class Batch:
             yield from self.table.take(pa.array(places[chunks == chunk])).to_pylist()
 
 
-def read_batches(path: Path, file: IO[bytes], max_row_bytes: int) -> Iterator[Batch]:
-    """Read the rows in order; ``max_row_bytes``: of the average row of a group, by its metadata.
+def read_batches(path: Path, file: IO[bytes]) -> Iterator[Batch]:
+    """Read the rows in order.
 
     Raises:
         ContractError: the metadata has larger rows than allowed.
@@ -49,7 +50,7 @@ def read_batches(path: Path, file: IO[bytes], max_row_bytes: int) -> Iterator[Ba
     """
     with pq.ParquetFile(file) as table:
         texts = [column.path for column in _columns(table) if column.physical_type == "BYTE_ARRAY"]
-        num_values = _require_bounds(path, table.metadata, max_row_bytes)
+        num_values = _require_bounds(path, table.metadata)
     file.seek(0)
     options = {"pre_buffer": False, "buffer_size": _READ_BYTES, "read_dictionary": texts}
     with pq.ParquetFile(file, **options) as table:
@@ -65,7 +66,7 @@ def _columns(table: pq.ParquetFile) -> list[Any]:
     return [table.schema.column(place) for place in range(len(table.schema))]
 
 
-def _require_bounds(path: Path, described: pq.FileMetaData, max_row_bytes: int) -> list[int]:
+def _require_bounds(path: Path, described: pq.FileMetaData) -> list[int]:
     """Check the average value of the longest column in each group."""
     found = []
     for place in range(described.num_row_groups):
@@ -74,11 +75,11 @@ def _require_bounds(path: Path, described: pq.FileMetaData, max_row_bytes: int) 
         values = max((column.num_values for column in columns), default=0)
         size = max((column.total_uncompressed_size for column in columns), default=0)
         rows = max(1, group.num_rows)
-        if values > _GROUP_VALUES or size > rows * max_row_bytes:
+        if values > _GROUP_VALUES or size > rows * MAX_LINE_BYTES:
             raise ContractError(
                 f"row group {place + 1} of {group.num_rows} rows has {values} values and {size} bytes in one column",
                 where=str(path),
-                fix=f"write it in smaller groups, of rows with at most {max_row_bytes} bytes",
+                fix=f"write it in smaller groups, of rows with at most {MAX_LINE_BYTES} bytes",
             )
         found.append(-(-values // rows))
     return found

@@ -23,13 +23,20 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rlcore.data_contracts.errors import ContractError
-from rlcore.data_contracts.gate.documents import csv_rows, json_rows, key_of_rows, wrapped_error
-from rlcore.data_contracts.gate.files import COMPRESSED, FORMATS, READERS, format_of, opened, require_file, row_files
+from rlcore.data_contracts.gate.documents import csv_rows, json_rows, key_of_rows, parsed_row, wrapped_error
+from rlcore.data_contracts.gate.files import (
+    COMPRESSED,
+    FORMATS,
+    MAX_LINE_BYTES,
+    READERS,
+    format_of,
+    opened,
+    require_file,
+    row_files,
+)
 from rlcore.data_contracts.gate.parquet_rows import read_batches
-from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, canonical_json, excerpt
-from rlcore.data_contracts.gate.strict_json import parse_object
+from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, canonical_json
 
-MAX_LINE_BYTES = 1_000_000
 _NAMES = {".parquet": "Parquet"}
 _MAGIC = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f\xfd": ".zst", b"PAR1": ".parquet"}
 _ARROW_ROWS = 100  # in memory as values
@@ -116,13 +123,15 @@ def _require_ending(path: Path, start: bytes) -> None:
 
 def _require_lines(path: Path, file: IO[bytes]) -> None:
     """Reject a document over several lines, or an array, each of whose lines would be quarantined."""
-    first, second = ([line.strip() for _, _, line, _ in islice(_lines(file), 2)] + [b"", b""])[:2]
-    if not second and (key := key_of_rows(first.decode("utf-8", "replace"))):
+    found = (line.decode("utf-8", "replace").strip() for _, _, line, _ in islice(_lines(file), 3))
+    first, second, third = (*found, "", "", "")[:3]
+    if re.match(r'\[\s*\{\s*"', first) or (first == "[" and second.startswith("{")):
+        what = "the file is one JSON array, and not one object a line"
+        raise ContractError(what, where=str(path), fix="give it the ending .json, or write a row a line")
+    is_object = first == "{" and second.startswith('"')
+    key = key_of_rows(first + second + third) if is_object or not second else ""
+    if key or is_object:
         raise wrapped_error(path, key)
-    is_array = re.match(rb'\[\s*\{\s*"', first) or (first == b"[" and second.startswith(b"{"))
-    if is_array or (first == b"{" and second.startswith(b'"')):
-        what = "the file is one JSON document, and not one object a line"
-        raise ContractError(what, where=str(path), fix="give an array of rows the ending .json, or write a row a line")
 
 
 def source_of(name: str, rows: Sequence[dict[str, Any]]) -> Source:
@@ -211,19 +220,10 @@ def _jsonl_items(path: Path, wanted: Wanted | None) -> Items:
     with _readable(path), opened(path) as file:
         for number, offset, line, is_whole in _lines(file):
             if wanted is None or (place < len(wanted) and wanted[place]):
-                yield place, _item(Origin(line=number, offset=offset, digest=_sha256(line)), line, is_whole)
+                origin = Origin(line=number, offset=offset, digest=_sha256(line))
+                yield place, parsed_row(line, origin, is_whole=is_whole)
             place += 1
     return place
-
-
-def _item(origin: Origin, line: bytes, is_whole: bool) -> Item:
-    try:
-        if not is_whole:
-            raise ValueError(f"longer than {MAX_LINE_BYTES} bytes")
-        return SourceRow(origin=origin, values=parse_object(line))
-    except ValueError as error:
-        text = excerpt(line[:400].decode("utf-8", "replace"))
-        return Quarantined(origin=origin, field="", excerpt=text, reason=str(error))
 
 
 def _lines(file: IO[bytes]) -> Iterator[tuple[int, int, bytes, bool]]:
@@ -243,7 +243,7 @@ def _lines(file: IO[bytes]) -> Iterator[tuple[int, int, bytes, bool]]:
 def _parquet_items(path: Path, wanted: Wanted | None) -> Items:
     start = 0
     with _readable(path), path.open("rb") as file:
-        for batch in read_batches(path, file, MAX_LINE_BYTES):
+        for batch in read_batches(path, file):
             is_long = batch.sizes > MAX_LINE_BYTES
             mask = np.full(len(is_long), wanted is None)
             if wanted is not None:
@@ -289,10 +289,10 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _document_items(rows: Callable[[Path, int], Iterator[Item]], path: Path, wanted: Wanted | None) -> Items:
+def _document_items(rows: Callable[[Path], Iterator[Item]], path: Path, wanted: Wanted | None) -> Items:
     count = 0
     with _readable(path):
-        for place, item in enumerate(rows(path, MAX_LINE_BYTES)):
+        for place, item in enumerate(rows(path)):
             count += 1
             if wanted is None or (place < len(wanted) and wanted[place]):
                 yield place, item

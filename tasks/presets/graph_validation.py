@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from rlcore.config import RewardTerm, player_of
@@ -147,11 +147,7 @@ def _human_pairs(config: RunConfig, path: str, stage: StageConfig) -> Iterator[s
     known = [name for name in _rows(config, "preference pairs") if not config.data[name].is_sampled]
     for name in human_pairs_of(stage):
         if name not in known:
-            yield f"{path}.human_pairs = {name!r}: no dataset of human preference pairs; {_choose(known)}"
-
-
-def _choose(known: Sequence[str]) -> str:
-    return f"choose among {listed(known)}"
+            yield f"{path}.human_pairs = {name!r}: no dataset of human preference pairs; choose among {listed(known)}"
 
 
 def _rows(config: RunConfig, wanted: Rows) -> list[str]:

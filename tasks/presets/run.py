@@ -158,7 +158,7 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     Raises:
         ConfigError: unreadable file, malformed TOML or override, an address with a password.
     """
-    written = _read_with_bases(path, library, ())
+    written = _read_with_bases(path, library)
     document = copy.deepcopy(written)
     for override in overrides:
         apply_override(document, override)
@@ -173,24 +173,22 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
     return Draft(source=str(path), config=config, errors=own)
 
 
-def _read_with_bases(path: Path, library: Path | None, above: tuple[Path, ...]) -> dict[str, Any]:
-    if path in above:
-        raise ConfigError("presets extend each other in a circle", where=" -> ".join(map(str, (*above, path))))
-    document = read_toml(path, what="preset")
-    base_path = _base_of(document, path, library)
-    document.pop("extends", None)
-    inherited = _read_with_bases(base_path, library, (*above, path)) if base_path else {}
-    if base_path is None:
-        return _located(document, path.parent, library, document)
-    _drop_keys(inherited, _key_list(document, "without", path), where=str(path))
-    merged = _merge(inherited, _located(document, path.parent, library, _merge(inherited, document)))
-    own = document.get("model")
-    if not isinstance(own, Mapping) or "license" not in own:
-        _drop_old_license(inherited, merged)
+def _read_with_bases(path: Path, library: Path | None) -> dict[str, Any]:
+    """Return the document of a preset, merged into those that it extends, with paths from the current folder."""
+    merged: dict[str, Any] = {}
+    for file, document in read_chain(path, library).items():
+        if document.pop("extends", None) is None:
+            merged = _located(document, file.parent, library, document)
+            continue
+        inherited, own = merged, document.get("model")
+        _drop_keys(inherited, _key_list(document, "without", file), where=str(file))
+        merged = _merge(inherited, _located(document, file.parent, library, _merge(inherited, document)))
+        if not isinstance(own, Mapping) or "license" not in own:
+            _drop_old_license(inherited, merged)
     return merged
 
 
-def read_chain(path: Path, library: Path) -> dict[Path, dict[str, Any]]:
+def read_chain(path: Path, library: Path | None) -> dict[Path, dict[str, Any]]:
     """Return the documents of a preset and of those that it extends, as in their files, by file, its own last.
 
     Raises:

@@ -55,9 +55,9 @@ def test_an_item_that_is_no_row_is_quarantined_by_its_line(tmp_path: Path) -> No
         ("rows.jsonl", json.dumps({"data": ROWS}), "the file is one JSON object, whose 'data' has the rows"),
         ("rows.json", "3", "is no JSON array"),
         ("rows.json", "", "is no JSON array"),
-        ("rows.jsonl", json.dumps(ROWS), "is one JSON document"),
-        ("rows.jsonl", json.dumps(ROWS, indent=1), "is one JSON document"),
-        ("rows.jsonl", json.dumps(ROWS[0], indent=1), "is one JSON document"),
+        ("rows.jsonl", json.dumps(ROWS), "is one JSON array"),
+        ("rows.jsonl", json.dumps(ROWS, indent=1), "is one JSON array"),
+        ("rows.jsonl", json.dumps(ROWS[0], indent=1), "the file is one JSON object, and not"),
         ("rows.csv", "a;b\n1;2\n", "divided by ';', and not by commas"),
         ("rows.csv", "a,a\n1,2\n", "names 'a' twice"),
         ("rows.csv", "a,\n1,2\n", "a column without a name"),
@@ -86,6 +86,8 @@ def test_a_row_of_turns_in_one_object_is_a_row(tmp_path: Path) -> None:
     row = {"messages": [{"role": "user", "content": "Why?"}]}
     for name in ("rows.json", "rows.jsonl"):
         assert [one.values for one in read_source(write(tmp_path, name, json.dumps(row))).rows] == [row]
+        lists = f"{json.dumps({'data': ROWS})}\n" * 2
+        assert len(read_source(write(tmp_path, name, lists)).rows) == 2
 
 
 def test_a_nul_character_of_a_table_is_named_with_its_column(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from rlcore.data_contracts.errors import ContractError
-from rlcore.data_contracts.gate.reading import MAX_LINE_BYTES, read_source
+from rlcore.data_contracts.gate.files import MAX_LINE_BYTES
+from rlcore.data_contracts.gate.reading import read_source
 
 READ_IT = """
 import resource, sys

@@ -17,7 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.data_contracts.errors import ContractError
-from rlcore.data_contracts.gate.reading import MAX_LINE_BYTES, joined, read_source, source_of
+from rlcore.data_contracts.gate.files import MAX_LINE_BYTES
+from rlcore.data_contracts.gate.reading import joined, read_source, source_of
 from rlcore.data_contracts.gate.records import SourceRow
 from rlcore.data_contracts.gate.strict_json import MAX_DEPTH, parse_object
 
