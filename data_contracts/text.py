@@ -11,7 +11,7 @@ import hashlib
 import html
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from rlcore.data_contracts.characters import fold_confusables, folded, without_invisible
@@ -111,12 +111,6 @@ def words_of(text: str) -> list[str]:
 def hashes_of_words(text: str) -> bytes:
     """Return the hashes of :func:`words_of`, as in ``near_duplicates.packed``; no word contains a blank."""
     return b"".join(map(_WORD_HASHES.__getitem__, normalised_chunks(text)))
-
-
-def word_ngrams(text: str, size: int) -> Iterator[str]:
-    """Return all n-grams of ``size`` words of the normalized text; none if it has fewer."""
-    words = words_of(text)
-    return (" ".join(words[start : start + size]) for start in range(len(words) - size + 1))
 
 
 def _piece(chunk: str, *, is_quoted: bool = False) -> str:

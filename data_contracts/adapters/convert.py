@@ -34,15 +34,6 @@ COLUMNS = "columns"
 """Adapter of a mapping of columns."""
 
 
-def row_function(adapter: str, kind: Kind) -> RowFn:
-    """Return the function of an adapter that reads rows of one kind.
-
-    Raises:
-        ContractError: unknown adapter, or one that cannot make this kind from a file.
-    """
-    return _row_function(_adapter(adapter), adapter, kind)
-
-
 def _row_function(found: Adapter, adapter: str, kind: Kind) -> RowFn:
     if kind not in found.rows:
         others = [name for name, known in ADAPTERS.items() if kind in known.rows]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pandera.pandas as pa
 
-from rlcore.data_contracts.contracts import column_checks
+from rlcore.data_contracts.contracts.column_checks import filled
 from rlcore.data_contracts.contracts.contract import Contract
 
 NAME = "benchmark_records/v1"
@@ -28,10 +27,7 @@ class BenchmarkRecords(pa.DataFrameModel):
         strict = True
         name = NAME
 
-    @pa.check("task", "metric", error="must not be blank")
-    @classmethod
-    def names_are_filled(cls, texts: pd.Series) -> pd.Series:
-        return column_checks.is_filled(texts)
+    names_are_filled = filled("task", "metric")
 
 
 CONTRACT = Contract(name=NAME, model=BenchmarkRecords, id_column="task", keys=("task", "doc_id", "metric"))

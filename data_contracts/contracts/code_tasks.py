@@ -30,9 +30,7 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any
 
-import pandas as pd
-import pandera.pandas as pa
-
+from rlcore.data_contracts.contracts.column_checks import each
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.contracts.prompts import CARRIED, Prompts
 
@@ -52,10 +50,7 @@ class CodeTasks(Prompts):
         strict = True
         name = "code_tasks/v1"
 
-    @pa.check("reference", error=_FORM)
-    @classmethod
-    def reference_is_a_code_task(cls, texts: pd.Series) -> pd.Series:
-        return texts.map(is_code_task).astype(bool)
+    reference_is_a_code_task = each(lambda text: is_code_task(text), "reference", error=_FORM)
 
 
 CONTRACT = Contract(name="code_tasks/v1", model=CodeTasks, id_column="prompt_id", carried=CARRIED)

@@ -1,10 +1,13 @@
-"""Checks of one column for several contracts: from a series to a boolean per row."""
+"""Rules of single columns for several contracts, and checks: from a series to a boolean per row."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pandas as pd
+import pandera.pandas as pa
 
 from rlcore.data_contracts.characters import has_visible
 
@@ -13,65 +16,67 @@ ROLES = ("system", "user", "assistant")
 FINISH_REASONS = ("stop", "length")
 
 
-def is_filled(texts: pd.Series) -> pd.Series:
-    """Check for visible text without NUL characters."""
-    return texts.map(_is_filled_text).astype(bool)
+def rule(check: Callable[[pd.Series], pd.Series], *columns: str, error: str) -> Any:
+    """Return a rule of a pandera model: ``check`` maps each of the columns to a boolean per row."""
+    return pa.check(*columns, error=error)(classmethod(lambda _, values: check(values)))
 
 
-def is_empty_or_filled(texts: pd.Series) -> pd.Series:
-    """Check for empty or visible text."""
-    return texts.map(lambda text: text == "" or _is_filled_text(text)).astype(bool)
+def each(test: Callable[[Any], bool], *columns: str, error: str) -> Any:
+    """Return a rule of each value of the columns."""
+    return rule(lambda values: values.map(test).astype(bool), *columns, error=error)
 
 
-def is_split(values: pd.Series) -> pd.Series:
-    """Check for ``train`` or ``eval``."""
-    return values.isin(SPLITS)
+def filled(*columns: str) -> Any:
+    """Return the rule of visible text without NUL characters."""
+    return each(is_filled, *columns, error="must not be blank")
 
 
-def is_finish_reason(values: pd.Series) -> pd.Series:
-    """Check for ``stop`` or ``length``."""
-    return values.isin(FINISH_REASONS)
+def empty_or_filled(*columns: str) -> Any:
+    """Return the rule of empty or visible text."""
+    error = "must be empty or something that a reader sees"
+    return each(lambda text: text == "" or is_filled(text), *columns, error=error)
 
 
-def is_question(conversations: pd.Series) -> pd.Series:
-    """Check for a conversation that ends with the user's turn: see :func:`_is_question`."""
-    return conversations.map(_is_question).astype(bool)
+def known_split(*columns: str) -> Any:
+    """Return the rule of ``train`` or ``eval``."""
+    return rule(lambda values: values.isin(SPLITS), *columns, error="must be 'train' or 'eval'")
 
 
-def is_question_with_calls(conversations: pd.Series) -> pd.Series:
-    """Check for a question, optionally followed by tool calls: pairs of an assistant's and a tool's turn."""
-    return conversations.map(lambda conversation: _is_question(_without_calls(conversation))).astype(bool)
+def known_finish_reason(*columns: str) -> Any:
+    """Return the rule of ``stop`` or ``length``."""
+    return rule(lambda values: values.isin(FINISH_REASONS), *columns, error="must be 'stop' or 'length'")
 
 
-def is_list_of_texts(values: pd.Series) -> pd.Series:
-    """Check for a list of at least two visible texts."""
-    return values.map(
-        lambda value: isinstance(value, list) and len(value) > 1 and all(_is_filled_text(item) for item in value)
-    ).astype(bool)
+def question(*columns: str) -> Any:
+    """Return the rule of a conversation that ends with the user's turn: see :func:`is_question`."""
+    error = "must be filled turns of system, user and assistant, the user's last"
+    return each(is_question, *columns, error=error)
 
 
-def is_list_of_counts(values: pd.Series) -> pd.Series:
-    """Check for a nonempty list of integers from 0."""
-    return values.map(
-        lambda value: isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0
-    ).astype(bool)
+def is_question_with_calls(conversation: object) -> bool:
+    """Return True for a question, optionally followed by tool calls: pairs of an assistant's and a tool's turn."""
+    return is_question(_without_calls(conversation))
 
 
-def is_list_of_booleans(values: pd.Series) -> pd.Series:
-    """Check for a list of booleans."""
-    return values.map(lambda value: isinstance(value, list) and set(map(type, value)) <= {bool}).astype(bool)
+def is_list_of_texts(value: Any) -> bool:
+    """Return True for a list of at least two visible texts."""
+    return isinstance(value, list) and len(value) > 1 and all(map(is_filled, value))
 
 
-def is_list_of_logprobs(values: pd.Series) -> pd.Series:
-    """Check for a list of finite numbers that are at most 0, up to the rounding of a float32 softmax (1e-6)."""
-    return values.map(
-        lambda value: (
-            isinstance(value, list)
-            and set(map(type, value)) <= {float}
-            and all(map(math.isfinite, value))
-            and max(value, default=0.0) <= 1e-6
-        )
-    ).astype(bool)
+def is_list_of_counts(value: Any) -> bool:
+    """Return True for a nonempty list of integers from 0."""
+    return isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0
+
+
+def is_list_of_booleans(value: Any) -> bool:
+    """Return True for a list of booleans."""
+    return isinstance(value, list) and set(map(type, value)) <= {bool}
+
+
+def is_list_of_logprobs(value: Any) -> bool:
+    """Return True for a list of finite numbers that are at most 0, up to the rounding of a float32 softmax (1e-6)."""
+    is_list = isinstance(value, list) and set(map(type, value)) <= {float}
+    return is_list and all(map(math.isfinite, value)) and max(value, default=0.0) <= 1e-6
 
 
 def _without_calls(conversation: object) -> object:
@@ -83,12 +88,12 @@ def _without_calls(conversation: object) -> object:
 
 def _is_call(turns: list[object]) -> bool:
     whole = [turn for turn in turns if isinstance(turn, dict) and set(turn) == {"role", "content"}]
-    roles = [turn["role"] for turn in whole if _is_filled_text(turn["content"])]
+    roles = [turn["role"] for turn in whole if is_filled(turn["content"])]
     return roles == ["assistant", "tool"]
 
 
-def _is_question(conversation: object) -> bool:
-    """Check for an optional system message, then nonblank turns, the last of them the user's."""
+def is_question(conversation: object) -> bool:
+    """Return True for an optional system message, then nonblank turns, the last of them the user's."""
     if not isinstance(conversation, list) or not conversation:
         return False
     if not all(isinstance(turn, dict) and set(turn) == {"role", "content"} for turn in conversation):
@@ -98,9 +103,10 @@ def _is_question(conversation: object) -> bool:
         roles[-1] == "user"
         and "system" not in roles[1:]
         and all(role in ROLES for role in roles)
-        and all(_is_filled_text(turn["content"]) for turn in conversation)
+        and all(is_filled(turn["content"]) for turn in conversation)
     )
 
 
-def _is_filled_text(value: object) -> bool:
+def is_filled(value: object) -> bool:
+    """Return True for visible text without NUL characters."""
     return isinstance(value, str) and "\0" not in value and has_visible(value)

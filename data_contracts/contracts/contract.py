@@ -190,7 +190,5 @@ def require(frame: pd.DataFrame, contract: Contract) -> None:
         raise ContractError(f"{contract.name}: {len(found)} broken rules: {first}", where=contract.name)
     keys = list(contract.keys)
     if keys and len(repeated := frame[frame.duplicated(keys)]):
-        first = tuple(repeated[keys].to_dict("records")[0].values())
-        raise ContractError(
-            f"{contract.name}: {len(repeated)} rows are there twice, first {first}", where=contract.name
-        )
+        what = f"{len(repeated)} rows are there twice, first {(*repeated[keys].to_dict('records')[0].values(),)}"
+        raise ContractError(f"{contract.name}: {what}", where=contract.name)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pandera.pandas as pa
 
-from rlcore.data_contracts.contracts import column_checks
+from rlcore.data_contracts.contracts.column_checks import (
+    each,
+    empty_or_filled,
+    filled,
+    is_question_with_calls,
+    known_split,
+)
 from rlcore.data_contracts.contracts.contract import Contract
 
 
@@ -28,25 +33,14 @@ class Demonstrations(pa.DataFrameModel):
         strict = True
         name = "demonstrations/v1"
 
-    @pa.check("demonstration_id", "completion", "task", error="must not be blank")
-    @classmethod
-    def texts_are_filled(cls, texts: pd.Series) -> pd.Series:
-        return column_checks.is_filled(texts)
-
-    @pa.check("messages", error="must be filled turns of system, user and assistant, the user's or a tool's last")
-    @classmethod
-    def messages_are_a_question(cls, values: pd.Series) -> pd.Series:
-        return column_checks.is_question_with_calls(values)
-
-    @pa.check("reference", error="must be empty or something that a reader sees")
-    @classmethod
-    def reference_is_empty_or_filled(cls, texts: pd.Series) -> pd.Series:
-        return column_checks.is_empty_or_filled(texts)
-
-    @pa.check("split", error="must be 'train' or 'eval'")
-    @classmethod
-    def split_is_known(cls, values: pd.Series) -> pd.Series:
-        return column_checks.is_split(values)
+    texts_are_filled = filled("demonstration_id", "completion", "task")
+    messages_are_a_question = each(
+        is_question_with_calls,
+        "messages",
+        error="must be filled turns of system, user and assistant, the user's or a tool's last",
+    )
+    reference_is_empty_or_filled = empty_or_filled("reference")
+    split_is_known = known_split("split")
 
 
 CONTRACT = Contract(

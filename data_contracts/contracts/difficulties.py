@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pandera.pandas as pa
 
-from rlcore.data_contracts.contracts import column_checks
+from rlcore.data_contracts.contracts.column_checks import filled
 from rlcore.data_contracts.contracts.contract import Contract
 
 NAME = "difficulties/v1"
@@ -33,10 +33,7 @@ class Difficulties(pa.DataFrameModel):
         strict = True
         name = NAME
 
-    @pa.check("dataset", "prompt_id", "task", error="must not be blank")
-    @classmethod
-    def names_are_filled(cls, texts: pd.Series) -> pd.Series:
-        return column_checks.is_filled(texts)
+    names_are_filled = filled("dataset", "prompt_id", "task")
 
     @pa.dataframe_check(error="pass_rate is not passed / answers, or lies outside its interval")
     @classmethod

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pandera.pandas as pa
 
-from rlcore.data_contracts.contracts import column_checks
+from rlcore.data_contracts.contracts.column_checks import filled, known_finish_reason, rule
 from rlcore.data_contracts.contracts.contract import Contract
 
 NAME = "evaluations/v2"
@@ -36,30 +36,11 @@ class Evaluations(pa.DataFrameModel):
         strict = True
         name = NAME
 
-    @pa.check("prompt_id", "task", error="must not be blank")
-    @classmethod
-    def names_are_filled(cls, texts: pd.Series) -> pd.Series:
-        return column_checks.is_filled(texts)
-
-    @pa.check("mode", error="must be 'greedy' or 'sampled'")
-    @classmethod
-    def mode_is_known(cls, values: pd.Series) -> pd.Series:
-        return values.isin(MODES)
-
-    @pa.check("sample_index", "num_tokens", error="must be at least 0")
-    @classmethod
-    def counts_are_counts(cls, values: pd.Series) -> pd.Series:
-        return values >= 0
-
-    @pa.check("value", error="must be finite")
-    @classmethod
-    def value_is_finite(cls, values: pd.Series) -> pd.Series:
-        return values.abs() < np.inf
-
-    @pa.check("finish_reason", error="must be 'stop' or 'length'")
-    @classmethod
-    def finish_reason_is_known(cls, values: pd.Series) -> pd.Series:
-        return column_checks.is_finish_reason(values)
+    names_are_filled = filled("prompt_id", "task")
+    mode_is_known = rule(lambda values: values.isin(MODES), "mode", error="must be 'greedy' or 'sampled'")
+    counts_are_counts = rule(lambda values: values >= 0, "sample_index", "num_tokens", error="must be at least 0")
+    value_is_finite = rule(lambda values: values.abs() < np.inf, "value", error="must be finite")
+    finish_reason_is_known = known_finish_reason("finish_reason")
 
     @pa.dataframe_check(error="is called correct without a value")
     @classmethod

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 import pandera.pandas as pa
 
-from rlcore.data_contracts.contracts import column_checks
+from rlcore.data_contracts.contracts.column_checks import filled, known_split, question, rule
 from rlcore.data_contracts.contracts.contract import Contract
 
 MAX_MARGIN = 100.0  # rewards of pairs are some units apart; a larger number is another scale, or a mistake
@@ -37,35 +37,20 @@ class PreferencePairs(pa.DataFrameModel):
         strict = True
         name = "preference_pairs/v2"
 
-    @pa.check("pair_id", "set_id", "chosen", "rejected", "source", error="must not be blank")
-    @classmethod
-    def texts_are_filled(cls, texts: pd.Series) -> pd.Series:
-        return column_checks.is_filled(texts)
-
-    @pa.check("messages", error="must be filled turns of system, user and assistant, the user's last")
-    @classmethod
-    def messages_are_a_question(cls, values: pd.Series) -> pd.Series:
-        return column_checks.is_question(values)
-
-    @pa.check("margin", error=f"must be between 0 and {MAX_MARGIN:g}")
-    @classmethod
-    def margin_is_a_lead(cls, values: pd.Series) -> pd.Series:
-        return (values >= 0.0) & (values <= MAX_MARGIN)
-
-    @pa.check("probability", error="must be above 0.5 and at most 1: at 0.5 it is a tie, below the sides are swapped")
-    @classmethod
-    def label_is_more_likely_than_not(cls, values: pd.Series) -> pd.Series:
-        return (values > 0.5) & (values <= 1.0)
-
-    @pa.check("weight", error="must be above 0 and at most 1")
-    @classmethod
-    def weight_is_a_share(cls, values: pd.Series) -> pd.Series:
-        return (values > 0.0) & (values <= 1.0)
-
-    @pa.check("split", error="must be 'train' or 'eval'")
-    @classmethod
-    def split_is_known(cls, values: pd.Series) -> pd.Series:
-        return column_checks.is_split(values)
+    texts_are_filled = filled("pair_id", "set_id", "chosen", "rejected", "source")
+    messages_are_a_question = question("messages")
+    margin_is_a_lead = rule(
+        lambda values: (values >= 0.0) & (values <= MAX_MARGIN), "margin", error=f"must be between 0 and {MAX_MARGIN:g}"
+    )
+    label_is_more_likely_than_not = rule(
+        lambda values: (values > 0.5) & (values <= 1.0),
+        "probability",
+        error="must be above 0.5 and at most 1: at 0.5 it is a tie, below the sides are swapped",
+    )
+    weight_is_a_share = rule(
+        lambda values: (values > 0.0) & (values <= 1.0), "weight", error="must be above 0 and at most 1"
+    )
+    split_is_known = known_split("split")
 
     @pa.dataframe_check(error="chosen and rejected are the same")
     @classmethod

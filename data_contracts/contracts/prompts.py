@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pandas as pd
 import pandera.pandas as pa
 
-from rlcore.data_contracts.contracts import column_checks
+from rlcore.data_contracts.contracts.column_checks import empty_or_filled, filled, known_split, question
 from rlcore.data_contracts.contracts.contract import Contract
 
 
@@ -26,25 +25,10 @@ class Prompts(pa.DataFrameModel):
         strict = True
         name = "prompts/v1"
 
-    @pa.check("prompt_id", "task", error="must not be blank")
-    @classmethod
-    def names_are_filled(cls, texts: pd.Series) -> pd.Series:
-        return column_checks.is_filled(texts)
-
-    @pa.check("messages", error="must be filled turns of system, user and assistant, the user's last")
-    @classmethod
-    def messages_are_a_question(cls, values: pd.Series) -> pd.Series:
-        return column_checks.is_question(values)
-
-    @pa.check("reference", error="must be empty or something that a reader sees")
-    @classmethod
-    def reference_is_empty_or_filled(cls, texts: pd.Series) -> pd.Series:
-        return column_checks.is_empty_or_filled(texts)
-
-    @pa.check("split", error="must be 'train' or 'eval'")
-    @classmethod
-    def split_is_known(cls, values: pd.Series) -> pd.Series:
-        return column_checks.is_split(values)
+    names_are_filled = filled("prompt_id", "task")
+    messages_are_a_question = question("messages")
+    reference_is_empty_or_filled = empty_or_filled("reference")
+    split_is_known = known_split("split")
 
 
 CARRIED = ("columns", "form")

@@ -10,7 +10,14 @@ import pandas as pd
 import pandera.pandas as pa
 
 from rlcore.data_contracts.adapters.fields import Messages
-from rlcore.data_contracts.contracts import column_checks
+from rlcore.data_contracts.contracts.column_checks import (
+    each,
+    filled,
+    is_list_of_counts,
+    is_list_of_texts,
+    known_split,
+    question,
+)
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.errors import LeftOutError, RowError
 
@@ -30,30 +37,11 @@ class RankedSets(pa.DataFrameModel):
         strict = True
         name = "ranked_sets/v1"
 
-    @pa.check("set_id", error="must not be blank")
-    @classmethod
-    def names_are_filled(cls, texts: pd.Series) -> pd.Series:
-        return column_checks.is_filled(texts)
-
-    @pa.check("messages", error="must be filled turns of system, user and assistant, the user's last")
-    @classmethod
-    def messages_are_a_question(cls, values: pd.Series) -> pd.Series:
-        return column_checks.is_question(values)
-
-    @pa.check("completions", error="must be two or more texts that are not blank")
-    @classmethod
-    def completions_are_texts(cls, values: pd.Series) -> pd.Series:
-        return column_checks.is_list_of_texts(values)
-
-    @pa.check("ranks", error="must be integers from 0")
-    @classmethod
-    def ranks_are_counts(cls, values: pd.Series) -> pd.Series:
-        return column_checks.is_list_of_counts(values)
-
-    @pa.check("split", error="must be 'train' or 'eval'")
-    @classmethod
-    def split_is_known(cls, values: pd.Series) -> pd.Series:
-        return column_checks.is_split(values)
+    names_are_filled = filled("set_id")
+    messages_are_a_question = question("messages")
+    completions_are_texts = each(is_list_of_texts, "completions", error="must be two or more texts that are not blank")
+    ranks_are_counts = each(is_list_of_counts, "ranks", error="must be integers from 0")
+    split_is_known = known_split("split")
 
     @pa.dataframe_check(error="needs one rank for each completion")
     @classmethod

@@ -10,7 +10,15 @@ import numpy as np
 import pandas as pd
 import pandera.pandas as pa
 
-from rlcore.data_contracts.contracts import column_checks
+from rlcore.data_contracts.contracts.column_checks import (
+    each,
+    filled,
+    is_list_of_booleans,
+    is_list_of_counts,
+    is_list_of_logprobs,
+    known_finish_reason,
+    rule,
+)
 from rlcore.data_contracts.contracts.contract import Contract, require
 from rlcore.data_contracts.errors import ContractError
 
@@ -53,50 +61,34 @@ class Rollouts(pa.DataFrameModel):
         strict = True
         name = "rollouts/v3"
 
-    @pa.check("iteration", "sample_index", "branch", "policy_version", "replica", error="must be at least 0")
-    @classmethod
-    def counts_are_counts(cls, values: pd.Series) -> pd.Series:
-        return values >= 0
-
-    @pa.check("prompt_id", error="must not be blank")
-    @classmethod
-    def names_are_filled(cls, texts: pd.Series) -> pd.Series:
-        return column_checks.is_filled(texts)
-
-    @pa.check("completion_ids", error="must be token ids, at least one")
-    @classmethod
-    def completion_is_tokens(cls, values: pd.Series) -> pd.Series:
-        return column_checks.is_list_of_counts(values)
-
-    @pa.check("prompt_ids", error="must be token ids")
-    @classmethod
-    def prompt_is_tokens(cls, values: pd.Series) -> pd.Series:
-        return column_checks.is_list_of_counts(values) | values.map(lambda value: value == []).astype(bool)
-
-    @pa.check("calls", error="must be a JSON list of [text, tool, output, is_error]")
-    @classmethod
-    def calls_are_calls(cls, texts: pd.Series) -> pd.Series:
-        return texts.map(_are_calls).astype(bool)
+    counts_are_counts = rule(
+        lambda values: values >= 0,
+        "iteration",
+        "sample_index",
+        "branch",
+        "policy_version",
+        "replica",
+        error="must be at least 0",
+    )
+    names_are_filled = filled("prompt_id")
+    completion_is_tokens = each(is_list_of_counts, "completion_ids", error="must be token ids, at least one")
+    prompt_is_tokens = each(
+        lambda value: value == [] or is_list_of_counts(value), "prompt_ids", error="must be token ids"
+    )
+    calls_are_calls = each(
+        lambda text: _are_calls(text),
+        "calls",
+        error="must be a JSON list of [text, tool, output, is_error]",
+    )
 
     @pa.dataframe_check(error="fork must be the reason of a branch, and empty if branch is 0")
     @classmethod
     def branches_have_a_reason(cls, frame: pd.DataFrame) -> pd.Series:
         return (frame["branch"] > 0) == (frame["fork"] != "")
 
-    @pa.check("sampler_logprobs", error="must be finite and at most 0")
-    @classmethod
-    def logprobs_are_logprobs(cls, values: pd.Series) -> pd.Series:
-        return column_checks.is_list_of_logprobs(values)
-
-    @pa.check("loss_mask", error="must be true or false")
-    @classmethod
-    def mask_is_boolean(cls, values: pd.Series) -> pd.Series:
-        return column_checks.is_list_of_booleans(values)
-
-    @pa.check("finish_reason", error="must be 'stop' or 'length'")
-    @classmethod
-    def finish_reason_is_known(cls, values: pd.Series) -> pd.Series:
-        return column_checks.is_finish_reason(values)
+    logprobs_are_logprobs = each(is_list_of_logprobs, "sampler_logprobs", error="must be finite and at most 0")
+    mask_is_boolean = each(is_list_of_booleans, "loss_mask", error="must be true or false")
+    finish_reason_is_known = known_finish_reason("finish_reason")
 
     @pa.dataframe_check(error="completion_ids, sampler_logprobs and loss_mask differ in length")
     @classmethod
@@ -119,15 +111,8 @@ class Scores(pa.DataFrameModel):
         strict = True
         name = "scores/v1"
 
-    @pa.check("value", error="must be finite")
-    @classmethod
-    def value_is_finite(cls, values: pd.Series) -> pd.Series:
-        return values.abs() < np.inf
-
-    @pa.check("parts", error="must be a JSON object of finite numbers")
-    @classmethod
-    def parts_are_numbers(cls, values: pd.Series) -> pd.Series:
-        return values.map(_are_parts).astype(bool)
+    value_is_finite = rule(lambda values: values.abs() < np.inf, "value", error="must be finite")
+    parts_are_numbers = each(lambda text: _are_parts(text), "parts", error="must be a JSON object of finite numbers")
 
     @pa.dataframe_check(error="has neither a value nor an error")
     @classmethod

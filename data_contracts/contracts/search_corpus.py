@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pandera.pandas as pa
 
-from rlcore.data_contracts.contracts import column_checks
+from rlcore.data_contracts.contracts.column_checks import filled
 from rlcore.data_contracts.contracts.contract import Contract, require
 from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate.reading import read_source
@@ -23,10 +23,7 @@ class SearchCorpus(pa.DataFrameModel):
         strict = True
         name = "search_corpus/v1"
 
-    @pa.check("passage_id", "text", error="must not be blank")
-    @classmethod
-    def texts_are_filled(cls, texts: pd.Series) -> pd.Series:
-        return column_checks.is_filled(texts)
+    texts_are_filled = filled("passage_id", "text")
 
 
 CONTRACT = Contract(name="search_corpus/v1", model=SearchCorpus, id_column="passage_id")

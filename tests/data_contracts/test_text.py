@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlcore.data_contracts.text import normalise, prompt_hash, prompt_key, question_text, visible_form, word_ngrams
+from rlcore.data_contracts.text import normalise, prompt_hash, prompt_key, question_text, visible_form
 
 
 def ask(text: str) -> list[dict[str, str]]:
@@ -27,11 +27,6 @@ def test_another_system_message_does_not_make_another_question() -> None:
 @given(st.text())
 def test_normalising_blanks_twice_changes_nothing_more(text: str) -> None:
     assert " ".join(normalise(text).split()) == normalise(text)
-
-
-def test_runs_of_words_slide_by_one() -> None:
-    assert list(word_ngrams("One, two; THREE four", 3)) == ["one two three", "two three four"]
-    assert list(word_ngrams("one two", 3)) == []
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ SUMS = "rlcore.examples.arithmetic:ADAPTER"
 
 
 def adapt(adapter: str, kind: Kind, row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return convert.row_function(adapter, kind)(row)
+    return ADAPTERS[adapter].rows[kind](row)
 
 
 def batch_of(source: Source, kind: Kind, adapter: str) -> Batch:
@@ -329,10 +329,10 @@ def test_unknown_adapters_and_options_are_refused_by_name(
 
 def test_an_adapter_that_cannot_read_a_kind_names_those_that_can() -> None:
     with pytest.raises(ContractError, match="'gsm8k' reads no preferences") as caught:
-        convert.row_function("gsm8k", "preferences")
+        convert.stream_of(source_of("t", []), "preferences", adapter="gsm8k")
     assert "alpaca_eval" in caught.value.fix
     with pytest.raises(ContractError) as caught:
-        convert.row_function("gsm8", "prompts")
+        convert.stream_of(source_of("t", []), "prompts", adapter="gsm8")
     assert caught.value.fix == "did you mean 'gsm8k'?"
 
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.data_contracts.adapters.convert import row_function
-from rlcore.data_contracts.adapters.table import CONTRACTS, own_ranked_sets
+from rlcore.data_contracts.adapters.table import ADAPTERS, CONTRACTS, own_ranked_sets
 from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate.overlap import SharedWords
 from rlcore.data_contracts.gate.reading import read_source, source_of
@@ -177,7 +176,7 @@ def test_equal_rows_are_one_row_and_rows_that_share_an_id_alone_are_not() -> Non
 def test_the_prompts_of_a_file_of_pairs_come_once() -> None:
     rows = [{"prompt": prompt} for prompt in "AABCD"]
     result = gate_source(
-        source_of("test", rows), "prompts", make=row_function("alpaca_eval", "prompts"), num_train=3, num_eval=1
+        source_of("test", rows), "prompts", make=ADAPTERS["alpaca_eval"].rows["prompts"], num_train=3, num_eval=1
     )
     assert sorted(messages[0]["content"] for messages in result.kept["messages"]) == list("ABCD")
     assert (result.report.lines_read, result.report.merged) == (5, 1)

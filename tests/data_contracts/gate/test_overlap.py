@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rlcore.data_contracts.contracts import demonstrations
 from rlcore.data_contracts.gate.overlap import FEWEST_WORDS, NGRAM_WORDS, Overlap, texts_of
-from rlcore.data_contracts.text import word_ngrams, words_of
+from rlcore.data_contracts.text import words_of
 
 TEXTS = st.lists(st.lists(st.sampled_from("ab"), max_size=40).map(" ".join), max_size=6)
 
@@ -54,7 +54,11 @@ def test_another_length_may_be_asked_for() -> None:
 def touches(text: str, train: str, size: int) -> bool:
     """A plain search: a run of ``size`` words of ``text``, or all of it, stands in ``train``."""
     length = min(size, len(words_of(text)))
-    return length >= FEWEST_WORDS and bool({*word_ngrams(text, length)} & {*word_ngrams(train, length)})
+    found, known = (
+        {tuple(words[start : start + length]) for start in range(len(words) - length + 1)}
+        for words in map(words_of, (text, train))
+    )
+    return length >= FEWEST_WORDS and bool(found & known)
 
 
 @settings(deadline=None)

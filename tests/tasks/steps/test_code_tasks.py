@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlcore.data_contracts.adapters.code_sets import COLUMNS
-from rlcore.data_contracts.adapters.convert import row_function
+from rlcore.data_contracts.adapters.table import ADAPTERS
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.code_tasks import test_suite_filter as suite_filter
 from rlcore.tasks.steps.data import prepare_dataset
@@ -102,7 +102,7 @@ def test_rows_of_public_sets_are_tasks_whose_solutions_pass() -> None:
         ("apps", {**script, "solutions": '["print(2*int(input()))"]'}),
         ("apps", {**ROWS["apps"], "solutions": ["def f(x): return 2 * x"]}),
     ]
-    tasks = [row_function(name, "prompts")(row)[0]["reference"] for name, row in found]
+    tasks = [ADAPTERS[name].rows["prompts"](row)[0]["reference"] for name, row in found]
     with suite_filter() as screen:
         assert screen(tasks) == {}
         assert [*screen([each.replace("2 *", "3 *").replace("2*", "3*") for each in tasks])] == [2, 3, 4, 5]
