@@ -6,6 +6,7 @@ import difflib
 import importlib
 import random
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rlcore.data_contracts.adapters.expressions import Scalar
@@ -50,7 +51,6 @@ def first_rows(
     adapter: str,
     limit: int,
     columns: Mapping[str, Scalar] | None = None,
-    without: Collection[str] = (),
 ) -> Batch:
     """Return the contract rows of the first ``limit`` lines of a source, and the lines that give none.
 
@@ -62,21 +62,17 @@ def first_rows(
     Raises:
         ContractError: an unreadable source, an unknown adapter, one that does not read this kind, a malformed mapping.
     """
-    stream = stream_of(source, kind, adapter=adapter, columns=columns, without=without)
-    some = RowStream(source=head_of(stream.source, limit), make=stream.make)
-    batches = list(some.batches())
-    rows = [row for batch in batches for row in batch.rows]
-    origins = [origin for batch in batches for origin in batch.origins]
-    lines = [line for batch in batches for line in batch.lines]
-    refused = contract_violations(rows, origins, contract_of(adapter, kind))
-    kept = [place for place in range(len(rows)) if place not in refused]
-    return Batch(
-        rows=[rows[place] for place in kept],
-        origins=[origins[place] for place in kept],
-        lines=[lines[place] for place in kept],
-        rejected=[*(one for batch in batches for one in batch.rejected), *refused.values()],
-        num_lines=sum(batch.num_lines for batch in batches),
-    )
+    stream = stream_of(source, kind, adapter=adapter, columns=columns)
+    found, num_lines = Batch(), 0
+    for batch in RowStream(source=head_of(stream.source, limit), make=stream.make).batches():
+        refused = contract_violations(batch.rows, batch.origins, contract_of(adapter, kind))
+        for place in sorted({*range(len(batch.rows))} - refused.keys()):
+            found.rows.append(batch.rows[place])
+            found.origins.append(batch.origins[place])
+            found.lines.append(batch.lines[place])
+        found.rejected.extend((*batch.rejected, *refused.values()))
+        num_lines += batch.num_lines
+    return replace(found, num_lines=num_lines)
 
 
 def is_generator(adapter: str) -> bool:

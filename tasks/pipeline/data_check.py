@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig, too_few_held_out
@@ -116,8 +116,8 @@ def check_data(
     except DataError as error:
         return Check(passed=False, lines=(f"{name}: REFUSED: {error}", *_details(folder)))
     named = _unusable(folder) if graders is None and config.contract == "prompts" else ()
-    sentence = _sentence(read_json(folder / "report.json"))
-    return Check(passed=True, lines=(f"{name}: {sentence}", *_details(folder), *named))
+    sentence = f"{name}: {report.summary} ({report.contract} from {report.source})"
+    return Check(passed=True, lines=(sentence, *_details(folder), *named))
 
 
 def _unusable(folder: Path) -> Iterator[str]:
@@ -131,14 +131,6 @@ def _unusable(folder: Path) -> Iterator[str]:
     if found:
         yield f"  warning: {len(found):,} references grade no answer, should the reward `math` compare with them"
         yield from (f"    row {each}" for each in found[:_EXAMPLES])
-
-
-def _sentence(report: Mapping[str, Any]) -> str:
-    over = report["accepted"] - report["num_train"] - report["num_eval"]
-    return (
-        f"{report['num_train']:,} for training, {report['num_eval']:,} held out, {over:,} unused, "
-        f"{report['quarantined']:,} quarantined ({report['contract']} from {report['source']})"
-    )
 
 
 def _details(folder: Path) -> Iterator[str]:
