@@ -67,15 +67,6 @@ def messages(row: Row, name: str = "messages") -> Messages:
     return [_message(turn, name, place) for place, turn in enumerate(items(row, name))]
 
 
-def optional_split(row: Row) -> dict[str, str]:
-    """Return the field ``split`` if the source has one: ``{"split": "train"}`` or nothing.
-
-    Raises:
-        RowError: neither ``train`` nor ``eval``.
-    """
-    return split_of(row.get("split"))
-
-
 def split_of(value: object) -> dict[str, str]:
     """Return the side of a row: ``{"split": "train"}``, or nothing for null.
 

@@ -12,9 +12,9 @@ from rlcore.data_contracts.adapters.fields import (
     items,
     messages,
     number,
-    optional_split,
     refuse_misspelt,
     refuse_other_contract,
+    split_of,
     text,
 )
 from rlcore.data_contracts.adapters.layouts import LAYOUTS, Layout
@@ -117,7 +117,7 @@ def own_ranked_sets(row: Row) -> list[dict[str, Any]]:
         if type(item) is not int and not (type(item) is float and item.is_integer()):
             raise RowError(f"ranks.{place}", "must be a whole number", item)
     pairs = ranked_sets.expand(made["set_id"], made["messages"], row["completions"], row["ranks"], source="ranked_sets")
-    return [{**pair, **optional_split(row)} for pair in pairs]
+    return [{**pair, **split_of(row.get("split"))} for pair in pairs]
 
 
 def _own(row: Row, texts: Sequence[str], contract: Contract, *, optional: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -131,7 +131,7 @@ def _own(row: Row, texts: Sequence[str], contract: Contract, *, optional: Sequen
     asked = messages(row)
     answers = [made[each] for each in contract.answers]
     found = text(row, name) if name in row else row_id(name.removesuffix("_id"), asked, *answers)
-    return [{name: found, **made, "messages": asked, **optional_split(row)}]
+    return [{name: found, **made, "messages": asked, **split_of(row.get("split"))}]
 
 
 def declared_adapter(layout: Layout, name: str) -> Adapter:

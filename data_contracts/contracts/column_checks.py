@@ -16,9 +16,10 @@ ROLES = ("system", "user", "assistant")
 FINISH_REASONS = ("stop", "length")
 
 
-def rule(check: Callable[[pd.Series], pd.Series], *columns: str, error: str) -> Any:
-    """Return a rule of a pandera model: ``check`` maps each of the columns to a boolean per row."""
-    return pa.check(*columns, error=error)(classmethod(lambda _, values: check(values)))
+def rule(check: Callable[[Any], pd.Series], *columns: str, error: str) -> Any:
+    """Return a rule of a pandera model: ``check`` maps each of the columns, or the frame, to a boolean per row."""
+    decorate = pa.check(*columns, error=error) if columns else pa.dataframe_check(error=error)
+    return decorate(classmethod(lambda _, values: check(values)))
 
 
 def each(test: Callable[[Any], bool], *columns: str, error: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pandera.pandas as pa
 
 from rlcore.data_contracts.contracts.column_checks import filled, known_finish_reason, rule
@@ -41,11 +40,9 @@ class Evaluations(pa.DataFrameModel):
     counts_are_counts = rule(lambda values: values >= 0, "sample_index", "num_tokens", error="must be at least 0")
     value_is_finite = rule(lambda values: values.abs() < np.inf, "value", error="must be finite")
     finish_reason_is_known = known_finish_reason("finish_reason")
-
-    @pa.dataframe_check(error="is called correct without a value")
-    @classmethod
-    def correct_was_judged(cls, frame: pd.DataFrame) -> pd.Series:
-        return ~frame["correct"] | frame["value"].notna()
+    correct_was_judged = rule(
+        lambda frame: ~frame["correct"] | frame["value"].notna(), error="is called correct without a value"
+    )
 
 
 CONTRACT = Contract(

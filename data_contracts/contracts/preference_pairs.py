@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
 import pandera.pandas as pa
 
 from rlcore.data_contracts.contracts.column_checks import filled, known_split, question, rule
@@ -51,11 +50,7 @@ class PreferencePairs(pa.DataFrameModel):
         lambda values: (values > 0.0) & (values <= 1.0), "weight", error="must be above 0 and at most 1"
     )
     split_is_known = known_split("split")
-
-    @pa.dataframe_check(error="chosen and rejected are the same")
-    @classmethod
-    def sides_differ(cls, frame: pd.DataFrame) -> pd.Series:
-        return frame["chosen"] != frame["rejected"]
+    sides_differ = rule(lambda frame: frame["chosen"] != frame["rejected"], error="chosen and rejected are the same")
 
 
 CONTRACT = Contract(

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
 
-import pandas as pd
 import pandera.pandas as pa
 
 from rlcore.data_contracts.adapters.fields import Messages
@@ -17,6 +16,7 @@ from rlcore.data_contracts.contracts.column_checks import (
     is_list_of_texts,
     known_split,
     question,
+    rule,
 )
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.errors import LeftOutError, RowError
@@ -42,11 +42,10 @@ class RankedSets(pa.DataFrameModel):
     completions_are_texts = each(is_list_of_texts, "completions", error="must be two or more texts that are not blank")
     ranks_are_counts = each(is_list_of_counts, "ranks", error="must be integers from 0")
     split_is_known = known_split("split")
-
-    @pa.dataframe_check(error="needs one rank for each completion")
-    @classmethod
-    def ranks_match_completions(cls, frame: pd.DataFrame) -> pd.Series:
-        return frame["completions"].map(_length) == frame["ranks"].map(_length)
+    ranks_match_completions = rule(
+        lambda frame: frame["completions"].map(_length) == frame["ranks"].map(_length),
+        error="needs one rank for each completion",
+    )
 
 
 CONTRACT = Contract(name="ranked_sets/v1", model=RankedSets, id_column="set_id")

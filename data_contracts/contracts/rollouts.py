@@ -76,16 +76,12 @@ class Rollouts(pa.DataFrameModel):
         lambda value: value == [] or is_list_of_counts(value), "prompt_ids", error="must be token ids"
     )
     calls_are_calls = each(
-        lambda text: _are_calls(text),
-        "calls",
-        error="must be a JSON list of [text, tool, output, is_error]",
+        lambda text: _are_calls(text), "calls", error="must be a JSON list of [text, tool, output, is_error]"
     )
-
-    @pa.dataframe_check(error="fork must be the reason of a branch, and empty if branch is 0")
-    @classmethod
-    def branches_have_a_reason(cls, frame: pd.DataFrame) -> pd.Series:
-        return (frame["branch"] > 0) == (frame["fork"] != "")
-
+    branches_have_a_reason = rule(
+        lambda frame: (frame["branch"] > 0) == (frame["fork"] != ""),
+        error="fork must be the reason of a branch, and empty if branch is 0",
+    )
     logprobs_are_logprobs = each(is_list_of_logprobs, "sampler_logprobs", error="must be finite and at most 0")
     mask_is_boolean = each(is_list_of_booleans, "loss_mask", error="must be true or false")
     finish_reason_is_known = known_finish_reason("finish_reason")
@@ -113,11 +109,9 @@ class Scores(pa.DataFrameModel):
 
     value_is_finite = rule(lambda values: values.abs() < np.inf, "value", error="must be finite")
     parts_are_numbers = each(lambda text: _are_parts(text), "parts", error="must be a JSON object of finite numbers")
-
-    @pa.dataframe_check(error="has neither a value nor an error")
-    @classmethod
-    def unscored_has_an_error(cls, frame: pd.DataFrame) -> pd.Series:
-        return frame["value"].notna() | (frame["error"] != "")
+    unscored_has_an_error = rule(
+        lambda frame: frame["value"].notna() | (frame["error"] != ""), error="has neither a value nor an error"
+    )
 
 
 ROLLOUTS = Contract(name="rollouts/v3", model=Rollouts, id_column="prompt_id", answers=("text",))

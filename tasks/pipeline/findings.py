@@ -22,10 +22,7 @@ def key_of(text: str) -> str:
 
 
 def refusal(findings: Sequence[Finding], notes: Iterable[str], *, preset: str) -> ConfigError:
-    """Return one error with all findings, by file, followed by notes.
-
-    ``preset``: its file, or the name of a built-in one.
-    """
+    """Return one error with all findings, by file, followed by notes. ``preset``: its file, or a built-in's name."""
     own_file = preset if preset.endswith(".toml") else f"preset {preset}"
     files = dict.fromkeys(finding.file for finding in findings)
     lines = []

@@ -87,11 +87,11 @@ def tried(
     notes += _swap_warning(key, trial)
     errors = unknown if trial.is_all else []
     share = len({one.origin.line for one, _ in trial.refused}) / trial.num_lines
-    if any(is_fatal for _, is_fatal in trial.refused) or share > 0.5:
-        return [*lines, *errors], notes, trial.is_divided
-    if trial.is_all and share > data.max_quarantined:
-        limit = f"more than {key}.max_quarantined = {data.max_quarantined:g} allows"
-        return [*(f"{line}; {limit}" for line in lines), *errors], notes, trial.is_divided
+    is_fatal = any(is_fatal for _, is_fatal in trial.refused)
+    if is_fatal or share > (data.max_quarantined if trial.is_all else 0.5):
+        limit = f"; more than {key}.max_quarantined = {data.max_quarantined:g} allows"
+        is_near = trial.is_all and not is_fatal and share < 0.5
+        return [*(f"{line}{limit * is_near}" for line in lines), *errors], notes, trial.is_divided
     return errors, [*notes, *(f"warning: {line}; a run leaves such rows out" for line in lines)], trial.is_divided
 
 
@@ -101,21 +101,20 @@ def _trial(
     source, counted, columns = _head(stream.source)
     limit = data.max_tokens if tokens else ANY_LENGTH
     refused: list[tuple[Quarantined, bool]] = []
-    left_out: list[Quarantined] = []
     known: dict[str, bytes] = {}
     is_divided, is_left, asked = False, False, list[tuple[str, str]]()
     with reference_screen(data, graders)() as screen:
         terms = RowCheckConfig(max_tokens=limit, is_exact=is_exact(data), screen=screen)
         for batch in replace(stream, source=source).batches():
-            refused += [(one, False) for one in batch.rejected if not one.reason.startswith(LEFT_OUT)]
-            left_out += [one for one in batch.rejected if one.reason.startswith(LEFT_OUT)]
+            refused += [(one, one.reason.startswith(LEFT_OUT)) for one in batch.rejected]
             is_divided |= any("split" in row for row in batch.rows)
             is_left |= bool(batch.rows)
             asked += [(row["messages"][-1]["content"], row.get("reference", "")) for row in batch.rows]
             meter = token_meter(tokens or NO_TOKENIZER)
             checked = check_rows(batch, contract, terms, meter=meter, where=data.path).refused
             refused += [*checked.values(), *((one, True) for one in _repeated(batch, contract, checked, known))]
-    refused += [] if is_left else [(one, True) for one in left_out]
+    if is_left:
+        refused = [each for each in refused if not each[0].reason.startswith(LEFT_OUT)]
     return Trial(
         num_lines=counted["lines"],
         is_divided=is_divided,

@@ -239,6 +239,11 @@ def test_a_sample_says_that_it_is_one_and_a_few_bad_rows_are_a_warning(
     assert "2 of the first 300 lines, a sample" in said.text
 
 
+def test_a_large_max_quarantined_lets_most_rows_be_bad(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("rows.jsonl", [*rows(reference=4)[:40], *rows()[40:]])
+    assert not planned(capsys, "data.prompts.max_quarantined=0.8").lines
+
+
 def test_rows_may_list_several_accepted_answers(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write("rows.jsonl", rows(reference=["Paris", "the city of Paris"]))
     assert not planned(capsys).lines
