@@ -216,8 +216,7 @@ def _require_choice(reference: str, question: str, path: str) -> None:
     """Refuse the letter of a choice that a question with lettered choices does not have."""
     letters = _CHOICE.findall(question)
     if len(reference) == 1 and reference.isupper() and reference not in letters:
-        reason = f"is the choice {reference}, and the question has {', '.join(letters) or 'none'}"
-        raise RowValueError(path, reason, reference)
+        raise RowValueError(path, f"is the choice {reference}, and the question has {', '.join(letters)}", reference)
 
 
 def _with_system(spec: Spec, row: Row, question: Messages) -> Messages:

@@ -52,8 +52,7 @@ def _json_lines(path: Path, text: str) -> Iterator[SourceRow | Quarantined]:
 
 def key_of_rows(text: str) -> str:
     """Return the key of a JSON object, ``{"data": [{…}, …]}``, whose value is a list of rows; "" if there is none."""
-    found = _ROWS.match(text)
-    return found[1] if found else ""
+    return found[1] if (found := _ROWS.match(text)) else ""
 
 
 def wrapped_error(path: Path, key: str) -> ContractError:

@@ -85,6 +85,5 @@ def _max_kl(config: RunConfig, challenger: str) -> Iterator[str]:
     elif not rl.kl.coefficient:
         yield (
             f"promotion.max_ref_kl: stages.{challenger}.kl.coefficient is 0, so no KL to a reference is measured; set "
-            f"it "
-            "above 0, or leave max_kl out"
+            "it above 0, or leave max_ref_kl out"
         )
