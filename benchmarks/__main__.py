@@ -10,8 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / ".venv-peers/bin/python"
 BENCHMARKS = {
-    "peers": "speed and memory against TRL on equal work: headline (20 minutes), ppo (12), all (3 hours)",
-    "floor": "the machine's best matrix product, of which floors are worked out (seconds)",
+    "peers": "speed and memory against TRL on equal work: headline (20 minutes) or supervised (30)",
     "evidence": "claims of textbooks about online RL, on a real model and the tiny task (hours; resumes; --print)",
     "promotion": "errors and power of the promotion gate (10 minutes)",
     "canaries": "sound syncs that the sync canary stops, and faults that it finds (5 minutes)",

@@ -31,7 +31,7 @@ from benchmarks.evidence.plan import read_plan
 from benchmarks.evidence.results import by_task, read_results, write_results
 from benchmarks.evidence.runs import VARIANTS
 from benchmarks.evidence.tables import arms_table, claims_table, plan_table
-from benchmarks.peers.arena import processor
+from benchmarks.report import processor
 from rlcore.errors import ConfigError, RlcoreError, StorageError, TrainingError, shown
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages

@@ -10,7 +10,7 @@ from benchmarks.evidence.findings import Finding, value_of
 from benchmarks.evidence.plan import Contrast, Plan
 from benchmarks.evidence.results import Arm, Arms
 from benchmarks.evidence.statistics import ALPHA, MAX_SEEDS, Noise, seeds_needed
-from benchmarks.peers.arena import table
+from benchmarks.report import table
 
 
 def plan_table(plan: Plan) -> str:

@@ -15,8 +15,7 @@ from benchmarks.peers.work import Work
 
 def main(side: str, work: str, setting: str) -> None:
     task = Work(**json.loads(work))
-    module = import_module(f"benchmarks.peers.{side}{'_ppo' if task.task.startswith('ppo') else ''}")
-    getattr(module, task.task)(task, Record(task), **json.loads(setting))
+    getattr(import_module(f"benchmarks.peers.{side}"), task.task)(task, Record(task), **json.loads(setting))
 
 
 if __name__ == "__main__":
