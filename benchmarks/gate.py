@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import resource
 import subprocess
@@ -24,9 +23,10 @@ from collections.abc import Iterator
 from itertools import accumulate, product
 from pathlib import Path
 
+from benchmarks.report import processor, table
+
 MIB = 2**20
 NUM_WORDS, WORDS_A_ROW = 20_000, 45
-TARGET = 10_000_000
 ARMS = ("prompts", "preference_pairs")
 
 
@@ -41,15 +41,24 @@ def main() -> None:
     if arguments.arm:
         print(json.dumps(measure(arguments.arm, arguments.rows[0], arguments.shared_words[0])))
         return
-    print(f"{platform.processor() or platform.machine()}, one thread; rows as the gate keeps them\n")
-    print("| contract | shared words | rows | CPU s | rows per CPU s | base MiB | peak MiB | bytes a row above base |")
-    print("|---" * 8 + "|")
-    for contract, rows, action in product(arguments.contracts, arguments.rows, arguments.shared_words):
-        print(_line(contract, action, _measured(contract, rows, action)), flush=True)
+    rows = [_row(*each) for each in product(arguments.contracts, arguments.shared_words, arguments.rows)]
+    print(f"{processor()}, one thread; rows as the gate keeps them\n\n{table(_HEAD, rows)}")
 
 
-def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, float]:
-    """Measure processor seconds and memory of one gate over ``rows`` rows."""
+_HEAD = (
+    "contract",
+    "shared words",
+    "rows",
+    "CPU s",
+    "rows per CPU s",
+    "base MiB",
+    "peak MiB",
+    "bytes a row above base",
+)
+
+
+def measure(contract: str, rows: int, shared_words: str) -> tuple[float, float, float]:
+    """Measure processor seconds and memory before and at the peak, bytes, of one gate over ``rows`` rows."""
     from rlcore.tasks.kinds.data.step import token_view
     from rlcore.tasks.presets.data import ComparisonConfig, DatasetConfig
     from rlcore.tasks.steps.data import prepare_dataset
@@ -57,7 +66,8 @@ def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, f
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_rows(folder / "rows.jsonl", contract, rows)
+        with (folder / "rows.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in make_rows(contract, rows))
         make_tokenizer(folder / "tokenizer")
         view = token_view(ChatTokenizer.load(folder / "tokenizer"))
         config = DatasetConfig(
@@ -73,13 +83,7 @@ def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, f
         report = prepare_dataset(config.kind, config, seed=0, tokens=view, folder=folder / "snapshot")
         seconds = time.process_time() - started
     assert report.accepted == rows
-    return {"seconds": seconds, "base": base, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-
-
-def write_rows(path: Path, contract: str, rows: int) -> None:
-    """Write a JSONL file of ``rows`` different rows."""
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in make_rows(contract, rows))
+    return seconds, base, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def make_rows(contract: str, rows: int) -> Iterator[dict[str, object]]:
@@ -131,20 +135,16 @@ def make_tokenizer(folder: Path) -> None:
     ).save_pretrained(folder)
 
 
-def _measured(contract: str, rows: int, shared_words: str) -> dict[str, float]:
+def _row(contract: str, shared_words: str, rows: int) -> tuple[str, ...]:
+    """Measure in a process of its own."""
     arm = ["--arm", contract, "--rows", str(rows), "--shared-words", shared_words]
-    command = [sys.executable, "-m", "benchmarks.gate", *arm]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found | {"rows": rows}
-
-
-def _line(contract: str, shared_words: str, found: dict[str, float]) -> str:
-    rows, above = found["rows"], found["peak"] - found["base"]
-    speed = f"{found['seconds']:,.1f} | {rows / found['seconds']:,.0f}"
-    memory = f"{found['base'] / MIB:,.0f} | {found['peak'] / MIB:,.0f} | {above / rows:,.0f}"
-    return f"| `{contract}` | {shared_words} | {rows:,.0f} | {speed} | {memory} |"
+    command = [sys.executable, "-m", "benchmarks.gate", *arm]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    seconds, base, peak = json.loads(done.stdout.splitlines()[-1])
+    speed = (f"{seconds:,.1f}", f"{rows / seconds:,.0f}")
+    memory = (f"{base / MIB:,.0f}", f"{peak / MIB:,.0f}", f"{(peak - base) / rows:,.0f}")
+    return (f"`{contract}`", shared_words, f"{rows:,}", *speed, *memory)
 
 
 if __name__ == "__main__":
