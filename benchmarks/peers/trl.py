@@ -17,11 +17,12 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, Re
 
 from benchmarks.peers.compare import OPTIONS
 from benchmarks.peers.record import Record
-from benchmarks.peers.work import EOS, Work, parity, text_of
+from benchmarks.peers.work import EOS, SUPERVISED, Work, parity, text_of
 
 
 def _settings(work: Work, microbatch: int, option: str) -> dict[str, Any]:
-    """Return the settings of a trainer."""
+    """Return the settings of a trainer; a pair is a row."""
+    rows = work.num_prompts * (1 if work.task in SUPERVISED else work.group_size)
     return {
         "use_cpu": work.device == "cpu",
         "report_to": "none",
@@ -31,8 +32,8 @@ def _settings(work: Work, microbatch: int, option: str) -> dict[str, Any]:
         "max_steps": work.steps,
         "learning_rate": work.learning_rate,
         "lr_scheduler_type": "constant",
-        "per_device_train_batch_size": min(microbatch, work.rows),
-        "gradient_accumulation_steps": max(1, work.rows // microbatch),
+        "per_device_train_batch_size": min(microbatch, rows),
+        "gradient_accumulation_steps": max(1, rows // microbatch),
         "bf16": work.dtype == "bfloat16",
         "gradient_checkpointing": option == "checkpointing",
         **OPTIONS.get(work.task, {}).get(option, {}),

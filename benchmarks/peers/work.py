@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -102,11 +102,6 @@ class Work:
         return 1e-4 if self.task in SUPERVISED else 1e-6
 
     @property
-    def rows(self) -> int:
-        """Return the number of rows of a step; a pair is one."""
-        return self.num_prompts * (1 if self.task in SUPERVISED else self.group_size)
-
-    @property
     def max_new_tokens(self) -> int:
         """Return the length of the longest completion."""
         return int(max(self.completion_tokens))
@@ -136,10 +131,6 @@ class Work:
         made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
         made.chat_template = _TEMPLATE
         return made
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields, for JSON."""
-        return asdict(self)
 
 
 def text_of(token_ids: Sequence[int]) -> str:
