@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +30,8 @@ from benchmarks.faults.lab import (
     start,
     stopped_by,
 )
+from rlcore.checks.audit import shuffle_gap, supervised_data
 from rlcore.checks.audit.integrity import verify_model, write_model_digest
-from rlcore.checks.audit.shuffle_gap import (
-    match_rare_words,
-    measure_shuffle_gap,
-    require_rare_word_matches,
-    require_shuffle_gap,
-)
-from rlcore.checks.audit.supervised_data import (
-    label_noise,
-    require_demonstrations,
-    require_gold_pairs,
-    require_labels,
-    require_last_token,
-)
 from rlcore.checks.canaries.served_weights import verify_served_weights
 from rlcore.config import CheckpointConfig, RewardModelConfig, SftConfig
 from rlcore.evaluation.intervals import pair_accuracy
@@ -66,19 +55,15 @@ Rows = list[tuple[tuple[Message, ...], str]]
 OFTEN = {"checkpoints": CheckpointConfig(every_iterations=1)}
 
 
-def _resumed(scene: str, *injects: Inject, change: Turn = lambda made: made) -> Play:
+def _resumed(scene: str, injects: Sequence[Inject], stack: ExitStack, *, change: Turn = lambda made: made) -> Verdict:
     """Kill a run, inject the fault, and resume."""
-
-    def play(stack: ExitStack) -> Verdict:
-        folder = new_folder()
-        components = components_of(scene, folder=folder, **OFTEN)
-        with contextlib.suppress(KilledError), contextlib.closing(components.learner):
-            train(components, Diary(killed_after=3))
-        for inject in injects:
-            inject(stack)
-        return played(lambda: change(components_of(scene, folder=folder, **OFTEN)))
-
-    return play
+    folder = new_folder()
+    components = components_of(scene, folder=folder, **OFTEN)
+    with contextlib.suppress(KilledError), contextlib.closing(components.learner):
+        train(components, Diary(killed_after=3))
+    for inject in injects:
+        inject(stack)
+    return played(lambda: change(components_of(scene, folder=folder, **OFTEN)))
 
 
 def _restored(name: str, value: Any) -> Inject:
@@ -109,38 +94,32 @@ def _trained() -> Components:
     return components
 
 
-def _saving(change: Callable[[Any], dict[str, torch.Tensor]]) -> Play:
+def _saving(change: Callable[[Any], dict[str, torch.Tensor]], stack: ExitStack) -> Verdict:
     """Train, and save the start with some tensors that are made of the trained policy."""
-
-    def play(stack: ExitStack) -> Verdict:
-        learner: Any = _trained().learner
-        written = load_policy(start(), **CPU)
-        written.load_state_dict(change(learner.learner.policy.state_dict()), strict=False)
-        place = "training.local_learner:save_model"
-        at(place, lambda _, policy, *rest, **more: save_model(written, *rest, **more))(stack)
-        return stopped_by(lambda: learner.save_model(start(), new_folder()))
-
-    return play
+    learner: Any = _trained().learner
+    written = load_policy(start(), **CPU)
+    written.load_state_dict(change(learner.learner.policy.state_dict()), strict=False)
+    place = "training.local_learner:save_model"
+    at(place, lambda _, policy, *rest, **more: save_model(written, *rest, **more))(stack)
+    return stopped_by(lambda: learner.save_model(start(), new_folder()))
 
 
-def _evaluation(change: Callable[[Path], Any], *, stage: str = "grpo", engine: bool = False) -> Play:
+def _evaluation(
+    change: Callable[[Path], Any], stack: ExitStack, *, stage: str = "grpo", engine: bool = False
+) -> Verdict:
     """Seal a trained model, change it, and load it for an evaluation."""
+    components, folder, runtime = _trained(), new_folder(), Runtime(**_RUNTIME)
+    folder.mkdir()
+    components.learner.save_model(start(), folder / "model")
+    write_model_digest(folder, stage="grpo", model=folder / "model")
+    change(folder / "model")
 
-    def play(stack: ExitStack) -> Verdict:
-        components, folder, runtime = _trained(), new_folder(), Runtime(**_RUNTIME)
-        folder.mkdir()
-        components.learner.save_model(start(), folder / "model")
-        write_model_digest(folder, stage="grpo", model=folder / "model")
-        change(folder / "model")
+    def take_up() -> None:
+        tokenizer = verify_model(folder, stage=stage, model=folder / "model")
+        sampler = NativeSampler(load_policy(start() if engine else folder / "model", **CPU), tokenizer)
+        verify_served_weights(sampler, folder / "model", components.prompts[:2], runtime, seed=0)
 
-        def take_up() -> None:
-            tokenizer = verify_model(folder, stage=stage, model=folder / "model")
-            sampler = NativeSampler(load_policy(start() if engine else folder / "model", **CPU), tokenizer)
-            verify_served_weights(sampler, folder / "model", components.prompts[:2], runtime, seed=0)
-
-        return stopped_by(take_up)
-
-    return play
+    return stopped_by(take_up)
 
 
 _RUNTIME: dict[str, Any] = {"device": torch.device("cpu"), "compute_dtype": torch.float32}
@@ -155,14 +134,10 @@ def _weights_exchanged(model: Path) -> None:
     (model / "model.safetensors").write_bytes((start() / "model.safetensors").read_bytes())
 
 
-def _own(function: Callable[[Sequence[Rollout]], list[Any]], *, minutes: float = 60.0) -> Play:
+def _own(function: Callable[[Sequence[Rollout]], list[Any]], stack: ExitStack, *, minutes: float = 60.0) -> Verdict:
     """Run with a function as the reward."""
-
-    def play(stack: ExitStack) -> Verdict:
-        reward = WeightedReward([WeightedTerm(FunctionReward(function, "own", timeout_minutes=minutes), 1.0)])
-        return played(lambda: replace(components_of("grpo", num_iterations=20), reward=reward))
-
-    return play
+    reward = WeightedReward([WeightedTerm(FunctionReward(function, "own", timeout_minutes=minutes), 1.0)])
+    return played(lambda: replace(components_of("grpo", num_iterations=20), reward=reward))
 
 
 def _hangs(rollouts: Sequence[Rollout]) -> list[Any]:
@@ -188,23 +163,19 @@ def _stories() -> Rows:
     return [((Message(role="user", content=f"who are {each}?"),), f"friends: {each}") for each in names]
 
 
-def _sft(given: Callable[[], Rows], *, rows: Turn = list, tokens: Turn = list) -> Play:
+def _sft(given: Callable[[], Rows], stack: ExitStack, *, rows: Turn = list, tokens: Turn = list) -> Verdict:
     """Train on demonstrations as the stage does, with the fault in the rows or their tokens."""
+    tokenizer, model, said = ChatTokenizer.load(scratch()), load_policy(scratch(), **CPU), rows(given())
+    made = tokens([render_conversation(tokenizer, messages, answer) for messages, answer in said])
 
-    def play(stack: ExitStack) -> Verdict:
-        tokenizer, model, said = ChatTokenizer.load(scratch()), load_policy(scratch(), **CPU), rows(given())
-        made = tokens([render_conversation(tokenizer, messages, answer) for messages, answer in said])
+    def work() -> None:
+        supervised_data.require_demonstrations(said, made, tokenizer)
+        shuffle_gap.require_rare_word_matches(shuffle_gap.match_rare_words(said), SftConfig.min_rare_word_match)
+        train_sft(model, made[::2], made[1::2], SFT, seed=0, report=lambda *_: None)
+        found = shuffle_gap.measure_shuffle_gap(model, made[1::2], tokens_per_microbatch=4096, seed=0)
+        shuffle_gap.require_shuffle_gap(found, SftConfig.min_shuffle_gap)
 
-        def work() -> None:
-            require_demonstrations(said, made, tokenizer)
-            require_rare_word_matches(match_rare_words(said), SftConfig.min_rare_word_match)
-            train_sft(model, made[::2], made[1::2], SFT, seed=0, report=lambda *_: None)
-            found = measure_shuffle_gap(model, made[1::2], tokens_per_microbatch=4096, seed=0)
-            require_shuffle_gap(found, SftConfig.min_shuffle_gap)
-
-        return stopped_by(work)
-
-    return play
+    return stopped_by(work)
 
 
 def _demonstration(one: Demonstration, mask: Any, **ids: Any) -> Demonstration:
@@ -256,86 +227,81 @@ def _fitted(them: list[TokenPair]) -> Fitted:
     return fit_reward_model(learner, them, config, seed=0, report=lambda *_: None)
 
 
-def _reward_model(swapped: float, bound: float = RewardModelConfig.max_label_noise) -> Play:
+def _reward_model(swapped: float, bound: float, stack: ExitStack) -> Verdict:
     """Fit a reward model on pairs, a fraction of them swapped, and check its labels as the stage does."""
-
-    def play(stack: ExitStack) -> Verdict:
-        noise = label_noise([each.margin for each in _fitted(_pairs(swapped)).suspects])
-        verdict = stopped_by(lambda: require_labels(noise, bound))
-        cannot = verdict.caught == "silent" and "cannot tell" in str(noise)
-        return Verdict(caught="warned", steps=0, message=str(noise)) if cannot else verdict
-
-    return play
+    noise = supervised_data.label_noise([each.margin for each in _fitted(_pairs(swapped)).suspects])
+    verdict = stopped_by(lambda: supervised_data.require_labels(noise, bound))
+    cannot = verdict.caught == "silent" and "cannot tell" in str(noise)
+    return Verdict(caught="warned", steps=0, message=str(noise)) if cannot else verdict
 
 
-def _anchored(swapped: float) -> Play:
+def _anchored(swapped: float, stack: ExitStack) -> Verdict:
     """Fit a reward model on pairs, a fraction of them swapped, and test it on gold pairs."""
-
-    def play(stack: ExitStack) -> Verdict:
-        sides = [side for pair in _pairs(0.0, first=400)[:50] for side in pair.sides]
-        scores = _fitted(_pairs(swapped)).score(sides).mean(dim=0)
-        return stopped_by(lambda: require_gold_pairs(pair_accuracy(scores[::2] - scores[1::2])))
-
-    return play
+    sides = [side for pair in _pairs(0.0, first=400)[:50] for side in pair.sides]
+    scores = _fitted(_pairs(swapped)).score(sides).mean(dim=0)
+    return stopped_by(lambda: supervised_data.require_gold_pairs(pair_accuracy(scores[::2] - scores[1::2])))
 
 
 def _read_early(stack: ExitStack) -> Verdict:
     model = ScalarHeadModel.with_random_head(load_policy(start(), **CPU), torch.Generator().manual_seed(0))
     arg("models.heads:ScalarHeadModel._scalars", positions=lambda them: (them - 1).clamp(min=0))(stack)
     sides = [side for pair in _pairs(0.0)[:2] for side in pair.sides]
-    return stopped_by(lambda: require_last_token(model, score_rewards(model, sides, tokens_per_microbatch=512), sides))
+    return stopped_by(
+        lambda: supervised_data.require_last_token(model, score_rewards(model, sides, tokens_per_microbatch=512), sides)
+    )
 
 
+NOISE = RewardModelConfig.max_label_noise
 _LOST = {name: at(f"training.checkpoint:_restore_{name}", always(None)) for name in ("weights", "optimizer")}
 _KL = "grpo, KL in the loss"
 OUTSIDE: dict[str, Play] = {
-    "resume: weights are not restored": _resumed("grpo", _LOST["weights"]),
-    "resume: the optimizer is not restored": _resumed("grpo", _LOST["optimizer"]),
-    "resume: nothing is restored": _resumed("ppo", *_LOST.values()),
-    "resume: the iteration is another": _resumed(
-        "grpo", arg("loop.run:Run.restore", state=lambda state: {**state, "iteration": 1})
+    "resume: weights are not restored": partial(_resumed, "grpo", [_LOST["weights"]]),
+    "resume: the optimizer is not restored": partial(_resumed, "grpo", [_LOST["optimizer"]]),
+    "resume: nothing is restored": partial(_resumed, "ppo", [*_LOST.values()]),
+    "resume: the iteration is another": partial(
+        _resumed, "grpo", [arg("loop.run:Run.restore", state=lambda state: {**state, "iteration": 1})]
     ),
-    "resume: the policy's version is another": _resumed("grpo", _restored("policy_version", 1)),
-    "resume: the KL's coefficient is another": _resumed(_KL, _restored("kl_coefficient", 0.9)),
-    "resume: the reference is the interrupted policy": _resumed(_KL, change=_reanchored),
-    "resume: the prompts' references are others": _resumed("grpo", change=_other_prompts),
-    "the start is saved in place of what was trained": _saving(lambda state: {}),
-    "half of what was trained is saved": _saving(
-        lambda state: {name: value for name, value in state.items() if "layers.0" in name}
+    "resume: the policy's version is another": partial(_resumed, "grpo", [_restored("policy_version", 1)]),
+    "resume: the KL's coefficient is another": partial(_resumed, _KL, [_restored("kl_coefficient", 0.9)]),
+    "resume: the reference is the interrupted policy": partial(_resumed, _KL, [], change=_reanchored),
+    "resume: the prompts' references are others": partial(_resumed, "grpo", [], change=_other_prompts),
+    "the start is saved in place of what was trained": partial(_saving, lambda state: {}),
+    "half of what was trained is saved": partial(
+        _saving, lambda state: {name: value for name, value in state.items() if "layers.0" in name}
     ),
-    "weights are rounded when they are saved": _saving(
-        lambda state: {name: (64.0 * value).round() / 64.0 for name, value in state.items()}
+    "weights are rounded when they are saved": partial(
+        _saving, lambda state: {name: (64.0 * value).round() / 64.0 for name, value in state.items()}
     ),
-    "another stage's model is evaluated": _evaluation(lambda _: None, stage="ppo"),
-    "the evaluation's engine serves the start": _evaluation(lambda _: None, engine=True),
-    "the evaluated weights were exchanged on disk": _evaluation(_weights_exchanged),
-    "the evaluation has another chat template": _evaluation(_template_changed),
-    "a user's reward hangs": _own(_hangs, minutes=0.02),
-    "a user's reward gives its values in another order, later": _own(_other_order),
-    "a user's reward is random": _own(lambda them: [random.random() for _ in them]),
-    "a user's reward becomes infinite": _own(
-        lambda them: [float("inf") if one.policy_version >= 2 else 1.0 for one in them]
+    "another stage's model is evaluated": partial(_evaluation, lambda _: None, stage="ppo"),
+    "the evaluation's engine serves the start": partial(_evaluation, lambda _: None, engine=True),
+    "the evaluated weights were exchanged on disk": partial(_evaluation, _weights_exchanged),
+    "the evaluation has another chat template": partial(_evaluation, _template_changed),
+    "a user's reward hangs": partial(_own, _hangs, minutes=0.02),
+    "a user's reward gives its values in another order, later": partial(_own, _other_order),
+    "a user's reward is random": partial(_own, lambda them: [random.random() for _ in them]),
+    "a user's reward becomes infinite": partial(
+        _own, lambda them: [float("inf") if one.policy_version >= 2 else 1.0 for one in them]
     ),
-    "a user's reward raises later": _own(lambda them: [1.0 / (2 - one.policy_version) for one in them]),
-    "a user's reward cannot score a quarter": _own(
-        lambda them: [None if place % 4 == 0 else 1.0 for place, _ in enumerate(them)]
+    "a user's reward raises later": partial(_own, lambda them: [1.0 / (2 - one.policy_version) for one in them]),
+    "a user's reward cannot score a quarter": partial(
+        _own, lambda them: [None if place % 4 == 0 else 1.0 for place, _ in enumerate(them)]
     ),
-    "SFT: the end is not trained on": _sft(rows_of_sums, tokens=_without_end),
-    "SFT: the mask is one to the left": _sft(rows_of_sums, tokens=_mask_to_the_left),
-    "SFT: prompts are trained on too": _sft(rows_of_sums, tokens=_on_prompts),
-    "SFT: answers are moved against prompts, as tokens": _sft(rows_of_sums, tokens=_rotated),
-    "SFT: answers are moved against prompts, in rows of text": _sft(_stories, rows=_answers_moved),
-    "SFT: answers are moved against prompts, in rows of sums": _sft(rows_of_sums, rows=_answers_moved),
-    "reward model: a fifth of the labels is swapped, bound 0.05": _reward_model(0.2, 0.05),
-    "reward model: half of the labels are swapped": _reward_model(0.5),
-    "reward model: all labels are swapped": _reward_model(1.0),
-    "reward model: all labels are swapped, with 50 anchors": _anchored(1.0),
+    "SFT: the end is not trained on": partial(_sft, rows_of_sums, tokens=_without_end),
+    "SFT: the mask is one to the left": partial(_sft, rows_of_sums, tokens=_mask_to_the_left),
+    "SFT: prompts are trained on too": partial(_sft, rows_of_sums, tokens=_on_prompts),
+    "SFT: answers are moved against prompts, as tokens": partial(_sft, rows_of_sums, tokens=_rotated),
+    "SFT: answers are moved against prompts, in rows of text": partial(_sft, _stories, rows=_answers_moved),
+    "SFT: answers are moved against prompts, in rows of sums": partial(_sft, rows_of_sums, rows=_answers_moved),
+    "reward model: a fifth of the labels is swapped, bound 0.05": partial(_reward_model, 0.2, 0.05),
+    "reward model: half of the labels are swapped": partial(_reward_model, 0.5, NOISE),
+    "reward model: all labels are swapped": partial(_reward_model, 1.0, NOISE),
+    "reward model: all labels are swapped, with 50 anchors": partial(_anchored, 1.0),
     "reward model: the score is read one token early": _read_early,
     "held-out prompts are trained on": _overlapping,
 }
 SOUND: dict[str, Play] = {
-    "SFT of sums": _sft(rows_of_sums),
-    "SFT of text": _sft(_stories),
-    "reward model": _reward_model(0.0, 0.05),
-    "reward model, with 50 anchors": _anchored(0.0),
+    "SFT of sums": partial(_sft, rows_of_sums),
+    "SFT of text": partial(_sft, _stories),
+    "reward model": partial(_reward_model, 0.0, 0.05),
+    "reward model, with 50 anchors": partial(_anchored, 0.0),
 }

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from contextlib import ExitStack
 from dataclasses import replace
@@ -17,7 +18,6 @@ from benchmarks.faults.lab import AGENT, CALCULATOR, EVALUATED, NUM_ITERATIONS, 
 from rlcore.algorithms.kl import k3_plain_loss
 from rlcore.algorithms.ratios import completion_ratio
 from rlcore.distributed import rank_pool
-from rlcore.models.tree_attention import layout_of
 from rlcore.training.optim import clip_gradient
 from rlcore.types import Rollout, Score
 
@@ -31,11 +31,6 @@ SPLIT, OPTIMIZER, SCHEDULE, STEP = (
 )
 STATES, CRITIC = "training.losses:completion_states", "training.losses:critic_loss"
 VALUES, WIRE = "training.scoring_models:score_values", "distributed.rank_pool:encode"
-
-
-def _min_p(logits: torch.Tensor) -> torch.Tensor:
-    chances = logits.softmax(-1)
-    return logits.masked_fill(chances < 0.05 * chances.amax(-1, keepdim=True), -torch.inf)
 
 
 def _penalised() -> Inject:
@@ -61,10 +56,6 @@ def _greedy_at_first(choose: Any) -> Any:
         return found if next(calls) else (tokens, logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0])
 
     return chosen
-
-
-def _version_alone(old: Any, self: Any, state: Any, *, policy_version: int) -> None:
-    self.policy_version = policy_version
 
 
 def _without_end(one: Rollout) -> Rollout:
@@ -125,16 +116,6 @@ def _tokens_of_the_one_before(them: list[Any]) -> list[Any]:
     ]
 
 
-def _first_half(prompts: Any, number: int, right: list[Any]) -> list[Any]:
-    count = len(right)
-    return [prompts[(count * number + place) % (len(prompts) // 2)] for place in range(count)]
-
-
-def _in_order(prompts: Any, number: int, right: list[Any]) -> list[Any]:
-    count = len(right)
-    return [prompts[(count * (number - 1) + place) % len(prompts)] for place in range(count)]
-
-
 def _encoded(change: Any) -> Any:
     def encode(old: Any, value: Any) -> bytes:
         method, (given, *others), settings = value[0], value[1] or (None,), value[2]
@@ -152,32 +133,6 @@ def _second_rank(old: Any, self: rank_pool.RankPool, method: str, *given: Any, *
         return old(self, method, *given, **settings)
     finally:
         end.send_bytes = send
-
-
-def _visible_neighbours(stack: ExitStack) -> None:
-    for module in ("models.tree_attention", "models.policy"):
-        at(f"{module}:layout_of", lambda _, segment: layout_of(segment.masked_fill(segment > 0, 1)))(stack)
-
-
-def _mean_of_tokens(made: Any) -> Any:
-    count = sum(int(sample.loss_mask.sum()) for sample in made.samples)
-    return replace(made, mean_kl=made.mean_kl * made.num_episodes / count)
-
-
-def _exchanged(right: Any, *given: Any) -> Any:
-    return right.func(*given, clip_low=right.keywords["clip_high"], clip_high=right.keywords["clip_low"])
-
-
-def _turned(right: Any, ratio: torch.Tensor, *given: Any) -> Any:
-    return right(-ratio + 2.0 * (ratio - ratio.detach()), *given)  # old over new, with the gradient of new over old
-
-
-def _sides_exchanged(given: Any) -> Any:
-    return replace(given, old_logprobs=given.sampler_logprobs, sampler_logprobs=given.old_logprobs)
-
-
-def _whitened(values: torch.Tensor) -> torch.Tensor:
-    return (values - values.mean()) / (values.std(unbiased=False) + 1e-6)
 
 
 def _gradient_kept() -> Inject:
@@ -236,32 +191,16 @@ def _last_layer_alone(old: Any, pairs: Any, config: Any) -> Any:
     return old(pairs, config)
 
 
-def _all_decay(old: Any, pairs: Any, config: Any) -> Any:
-    made = old(pairs, config)
-    groups(weight_decay=config.weight_decay)(made)
-    return made
-
-
 def _merged_twice(old: Any, policy: Any) -> dict[str, torch.Tensor]:
     own, layers = old(policy), dict(policy.base.named_modules())
     bases = {name: getattr(layers.get(name.removesuffix(".weight")), "base_layer", None) for name in own}
     return {name: own[name] if base is None else 2.0 * own[name] - base.weight for name, base in bases.items()}
 
 
-def _reference_of_yesterday(old: Any, self: Any, *given: Any, **more: Any) -> Any:
-    self.reference.load_state_dict(self.learner.policy.state_dict())
-    return old(self, *given, **more)
-
-
 def _forgets_at_checkpoints(old: Any, self: Any, *given: Any, **more: Any) -> None:
     old(self, *given, **more)
     self.wait()
     self.learner.optimizer.state.clear()
-
-
-def _rslora(made: Any) -> Any:
-    made.use_rslora = True
-    return made
 
 
 ENGINE: dict[str, Inject] = {
@@ -276,7 +215,9 @@ ENGINE: dict[str, Inject] = {
     "the engine draws of the likeliest 0.8": drawing(top_p(0.8)),
     "the engine draws of the likeliest 0.95": drawing(top_p(0.95)),
     "the engine draws of the likeliest 0.99": drawing(top_p(0.99)),
-    "the engine drops tokens below 0.05 of the likeliest": drawing(_min_p),
+    "the engine drops tokens below 0.05 of the likeliest": drawing(
+        lambda logits: logits.masked_fill(logits < logits.amax(-1, keepdim=True) + math.log(0.05), -torch.inf)
+    ),
     "the engine draws all tokens alike": drawing(torch.zeros_like),
     "the engine never draws an end": drawing(likelier("", -torch.inf)),
     "the engine draws ends 1.6 times as often": drawing(likelier("", 0.5)),
@@ -289,7 +230,9 @@ ENGINE: dict[str, Inject] = {
     "every iteration has the same random numbers": arg(UNIFORMS, seed=always(7)),
     "a group's completions have the same random numbers": same_draws(1000),
     "two completions of a group have the same random numbers each": same_draws(2),
-    "the engine takes the version, and no weights": at(f"{NATIVE}.load_weights", _version_alone),
+    "the engine takes the version, and no weights": at(
+        f"{NATIVE}.load_weights", lambda _, self, state, policy_version: setattr(self, "policy_version", policy_version)
+    ),
     "the engine takes the weights of a part": fresh(lambda: without("layers.1")),
     "the engine takes weights times 1.01": loading(lambda it: {name: 1.01 * value for name, value in it.items()}),
     "the engine's norms are not loaded": fresh(lambda: without("norm")),
@@ -343,8 +286,12 @@ REWARDS: dict[str, Inject] = {
 }
 PROMPTS: dict[str, Inject] = {
     "the same prompts for ever": turns(lambda prompts, number, right: list(prompts[: len(right)])),
-    "half of the prompts never come": turns(_first_half),
-    "prompts come in the order of the file": turns(_in_order),
+    "half of the prompts never come": turns(
+        lambda prompts, number, right: [prompts[(4 * number + place) % (len(prompts) // 2)] for place in range(4)]
+    ),
+    "prompts come in the order of the file": turns(
+        lambda prompts, number, right: [prompts[(4 * (number - 1) + place) % len(prompts)] for place in range(4)]
+    ),
     "one prompt stands in the place of another": turns(lambda prompts, number, right: [*right[:-1], right[0]]),
     "references are those of the next prompt": turns(
         lambda prompts, number, right: [
@@ -405,7 +352,12 @@ LOSSES: dict[str, Inject] = {
     "later: tokens after the eighth count nothing": weights_of_tokens(
         lambda them: torch.cat([them[:8], torch.zeros_like(them[8:])])
     ),
-    "completions in a row see each other": _visible_neighbours,
+    "completions in a row see each other": both(
+        *(
+            arg(f"models.{name}:layout_of", segment=lambda it: it.masked_fill(it > 0, 1))
+            for name in ("policy", "tree_attention")
+        )
+    ),
     "later: the loss reads the state of the token after": arg(
         STATES, batch=fields(predictors=lambda places: places + 1)
     ),
@@ -486,7 +438,9 @@ KL_IN_THE_LOSS: dict[str, Inject] = {
         "distributed.build:_critic_and_reference",
         lambda old, plan, policy, runtime: (old(plan, policy, runtime)[0], policy),
     ),
-    "later: the reference is the policy of the update before": at(f"{LOCAL}.update", _reference_of_yesterday),
+    "later: the reference is the policy of the update before": arg(
+        f"{LOCAL}.update", self=lambda it: it.reference.load_state_dict(it.learner.policy.state_dict()) and it
+    ),
 }
 PPO: dict[str, Inject] = {
     "rewards off by a tenth": scores(valued(lambda value: value + 0.1)),
@@ -547,8 +501,9 @@ RUNS: dict[str, dict[str, Inject]] = {
         "rollouts are an update older than is set": arg(
             "loop.prefetch:RolloutPrefetcher.get", until=lambda until: min(until + 1, NUM_ITERATIONS)
         ),
-        "the correction of the engine is turned round": at(
-            "algorithms.objective:mismatch_correction", lambda old, given, config: old(_sides_exchanged(given), config)
+        "the correction of the engine is turned round": arg(
+            "algorithms.objective:mismatch_correction",
+            inputs=lambda it: replace(it, old_logprobs=it.sampler_logprobs, sampler_logprobs=it.old_logprobs),
         ),
     },
     "dapo, cut answers masked": {
@@ -558,7 +513,10 @@ RUNS: dict[str, dict[str, Inject]] = {
     CALCULATOR: {"the loss forgets the mask": inputs(loss_mask=torch.ones_like)},
     "grpo, longer": {"the engine draws one token twice as often": drawing(likelier("1", 0.7))},
     "grpo, weights decay": {
-        "vectors decay as matrices do": at(OPTIMIZER, _all_decay),
+        "vectors decay as matrices do": at(
+            OPTIMIZER,
+            lambda old, pairs, config: (made := old(pairs, config), groups(weight_decay=config.weight_decay)(made))[0],
+        ),
     },
     "grpo, entropy in the loss": {"the bonus for entropy has the wrong sign": inputs(entropy=torch.neg)},
     "grpo, the KL adapts": {
@@ -570,7 +528,10 @@ RUNS: dict[str, dict[str, Inject]] = {
     },
     "grpo, the KL in the reward adapts": {
         "the KL coefficient follows the KL in the reward per token": out(
-            "loop.update:build_experience", _mean_of_tokens
+            "loop.update:build_experience",
+            lambda it: replace(
+                it, mean_kl=it.mean_kl * it.num_episodes / sum(int(one.loss_mask.sum()) for one in it.samples)
+            ),
         ),
     },
     "ppo_penalty": {
@@ -628,11 +589,17 @@ RUNS: dict[str, dict[str, Inject]] = {
         "the ratio is not clipped": surrogate(
             lambda right, ratio, *given: replace(right(ratio, *given), loss=-ratio.exp() * given[1])
         ),
-        "the bounds of the ratio are exchanged": surrogate(_exchanged),
+        "the bounds of the ratio are exchanged": surrogate(
+            lambda right, *given: right.func(
+                *given, clip_low=right.keywords["clip_high"], clip_high=right.keywords["clip_low"]
+            )
+        ),
         "the ratio is cut for each advantage": surrogate(
             lambda right, ratio, *given: replace(right(ratio, *given), loss=-ratio.exp().clamp(0.8, 1.28) * given[1])
         ),
-        "the ratio is turned round": surrogate(_turned),
+        "the ratio is turned round": surrogate(
+            lambda right, ratio, *given: right(-ratio + 2.0 * (ratio - ratio.detach()), *given)
+        ),
         "the ratio is 1 in each step": out(f"{LEARNER}._losses", fields(starts_at_one=always(True))),
         "advantages are halved where the ratio is not 1": surrogate(
             lambda right, ratio, logprobs, advantages: right(
@@ -650,11 +617,15 @@ RUNS: dict[str, dict[str, Inject]] = {
         "advantages of ppo negated, with values beyond the end": samples(each(advantages=torch.neg)),
         "returns of ppo are zero, with values beyond the end": samples(each(returns=torch.zeros_like)),
         "lambda is 1, with values beyond the end": arg("algorithms.advantages:gae", lam=always(1.0)),
-        "advantages of ppo whitened by completion, with values beyond the end": samples(each(advantages=_whitened)),
+        "advantages of ppo whitened by completion, with values beyond the end": samples(
+            each(advantages=lambda it: (it - it.mean()) / (it.std(unbiased=False) + 1e-6))
+        ),
     },
     "grpo, an adapter": {
         "the engine gets the adapter twice": at("training.local_learner:merged_state", _merged_twice),
-        "adapters have the scale of rank-stabilised LoRA": out("models.lora:_peft_config", _rslora),
+        "adapters have the scale of rank-stabilised LoRA": out(
+            "models.lora:_peft_config", lambda made: setattr(made, "use_rslora", True) or made
+        ),
     },
     TWO_RANKS: {
         "ranks get advantages in half precision": at(

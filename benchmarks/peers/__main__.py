@@ -4,21 +4,26 @@
 
 ``make bench`` runs ``headline``. A plan prints its tables and writes benchmarks/results/peers-PLAN.json. If two sides
 did different work it ends without any figure. ``--only`` runs the comparisons whose title has the text, and writes
-.rlcore/bench-peers.json in its place.
+.rlcore/bench-peers.json in its place. ``side ours|trl WORK SETTING`` is one side in its own process; the last line of
+its output is the record.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 from benchmarks.peers.compare import PLANS, render, run_plan
-from benchmarks.peers.record import UnequalWorkError
+from benchmarks.peers.record import Record, UnequalWorkError
+from benchmarks.peers.work import Work
 
 
 def main() -> int:
+    """Run a plan."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plan", nargs="?", choices=PLANS, default="headline")
     parser.add_argument("--only", default="", metavar="TEXT")
@@ -38,5 +43,12 @@ def main() -> int:
     return 0
 
 
+def run_side(side: str, work: str, setting: str) -> int:
+    """Do the work of a side, both given as JSON, and print the record."""
+    task = Work(**json.loads(work))
+    getattr(import_module(f"benchmarks.peers.{side}"), task.task)(task, Record(task), **json.loads(setting))
+    return 0
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_side(*sys.argv[2:]) if sys.argv[1:2] == ["side"] else main())

@@ -142,7 +142,7 @@ def measure(work: Work, candidate: Timing) -> Timing:
 def run_side(work: Work, candidate: Timing, *, threads: int = 1, timeout: float | None = None) -> Timing:
     """Run a side with a setting in its own process; a failure gives ``failed``, its reason."""
     setting = {name: candidate[name] for name in ("microbatch", "option")}
-    arguments = ("benchmarks.peers.arm", candidate["side"], json.dumps(asdict(work)), json.dumps(setting))
+    arguments = ("benchmarks.peers", "side", candidate["side"], json.dumps(asdict(work)), json.dumps(setting))
     timing = {"side": candidate["side"], **setting, **run_arm(arguments, threads=threads, timeout=timeout)}
     cost = timing.get("failed") or f"{timing['cpu_seconds']:.1f} CPU s, {timing['peak_mib']:.0f} MiB"
     label = f"{work.task} {work.shape} {work.dtype}: {candidate['side']} {setting['microbatch']} {setting['option']}"

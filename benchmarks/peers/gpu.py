@@ -13,14 +13,13 @@ import argparse
 import statistics
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
 
 from benchmarks.peers.compare import Timing, run_side
 from benchmarks.peers.record import require_same_work
 from benchmarks.peers.work import SHAPES, Work
-from benchmarks.report import table, write
+from benchmarks.report import table
 
 TOKENS_PER_MICROBATCH = 16384
 NUM_STEPS = 4  # the first compiles kernels and makes the optimizer's state
@@ -31,7 +30,6 @@ def main() -> int:
     parser.add_argument("--contexts", nargs="+", type=int, default=[2048, 4096, 8192, 16384])
     parser.add_argument("--shape", choices=SHAPES, default="qwen3-0.6b")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--out", type=Path, default=Path(".rlcore/bench-gpu.json"))
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
         sys.stdout.write("bench-gpu is skipped: this machine has no CUDA device\n")
@@ -49,7 +47,6 @@ def main() -> int:
                 sound.append(found)
                 require_same_work(sound[0]["work"], found["work"], names=("the first", f"{side} {option}"))
     device = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
-    write(options.out, {"device": device, "shape": options.shape, "timings": timings})
     header = ("context", "side", "option", "s a step", "tokens/s", "peak MiB")
     sys.stdout.write(f"{device}, {options.shape}.\n\n{table(header, [_row(timing) for timing in timings])}\n")
     return 0

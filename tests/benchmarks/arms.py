@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.peers import arm
+from benchmarks.peers.__main__ import run_side
 from benchmarks.peers.compare import Comparison
 from benchmarks.peers.work import Work
 
@@ -38,12 +38,12 @@ def runner(sides: Mapping[str, str], planted: Mapping[str, Any]) -> Callable[...
     """A stand-in for ``compare.run_arm``; ``planted`` are fields of the work that only the side ``trl`` gets."""
 
     def run(arguments: Sequence[str], *, threads: int, timeout: float | None = None) -> Mapping[str, Any]:
-        _, side, work, setting = arguments
+        _, _, side, work, setting = arguments
         given = json.loads(work) | (planted if side == "trl" else {})
         output = io.StringIO()
         try:
             with contextlib.redirect_stdout(output):
-                arm.main(sides[side], json.dumps(given), setting)
+                run_side(sides[side], json.dumps(given), setting)
         except Exception as error:  # noqa: BLE001 - as a process that fails
             return {"failed": f"{type(error).__name__}: {error}"}
         found: Mapping[str, Any] = json.loads(output.getvalue().splitlines()[-1])
