@@ -8,9 +8,8 @@ import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 from benchmarks.peers.record import differences, require_same_work
 from benchmarks.peers.work import Work
 from benchmarks.report import describe, table, write
-from rlcore.config.health import AuditConfig
 
 Timing = Mapping[str, Any]
 SIDES = {"ours": "rlcore", "trl": "TRL"}
@@ -191,55 +189,27 @@ def render(results: Mapping[str, Any]) -> str:
     return f"Commit `{results['commit']}`; {results['machine']}\n\n{costs}\n\n{start}\n\n{tried}"
 
 
-_COSTS = ("work", "side", "n", "wall s, as run", "CPU s (range)", "without checks", "checks of iteration 1")
-_COSTS += ("generation", "TRL takes", "peak MiB")
-
-
-def seconds(timing: Timing, *, checked: bool = True) -> float:
-    """Return the CPU seconds of a run without checks, or with canaries and audit as they are in a long run.
-
-    Each run begins with a first iteration, which has probes and is always audited. Later ones compare weights, and keep
-    the audit below its fraction of time. A reward model's labels are audited once, whatever its number of steps.
-    """
-    if "sync_cpu_seconds" not in timing:
-        return timing["cpu_seconds"] - (0.0 if checked else _CHECKS["audit"](timing))
-    without = timing["cpu_seconds"] - sum(part(timing) for part in _CHECKS.values())
-    return (without + _part(timing, "later_canaries")) / (1.0 - AuditConfig().max_time_fraction) if checked else without
-
-
-def _part(timing: Timing, name: str) -> float:
-    return timing.get(f"{name}_cpu_seconds", 0.0)
-
-
-_CHECKS: Mapping[str, Callable[[Timing], float]] = {
-    "canaries": lambda timing: _part(timing, "sync") - _part(timing, "load"),
-    "audit": lambda timing: _part(timing, "audit"),
-}
-
-
-def _median(timings: Sequence[Timing], value: Callable[[Timing], float]) -> float:
-    return statistics.median(map(value, timings))
+_COSTS = ("work", "side", "n", "wall s", "CPU s (range)", "of which", "TRL takes", "peak MiB")
 
 
 def _cost_rows(measured: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    sides = [[each for each in measured["rounds"] if each["side"] == side] for side in SIDES]
-    theirs = _median(sides[1], seconds)
-    for timings in sides:
-        first, values = timings[0], sorted(map(seconds, timings))
-        generation = _median(timings, lambda each: _part(each, "generation"))
-        checks = [f"{name} {_median(timings, part):.1f}" for name, part in _CHECKS.items() if any(map(part, timings))]
+    sides = {side: [each for each in measured["rounds"] if each["side"] == side] for side in SIDES}
+
+    def median(side: str, name: str) -> float:
+        return statistics.median(each[name] for each in sides[side])
+
+    for side, timings in sides.items():
+        first, values = timings[0], [each["cpu_seconds"] for each in timings]
+        parts = [name for name in first if name.endswith("_cpu_seconds")]
         yield (
             measured["title"],
-            f"{SIDES[first['side']]}, {first['microbatch']} {UNITS[first['side']]}"
-            + (f", {first['option']}" if first["option"] else ""),
+            ", ".join(filter(None, (SIDES[side], f"{first['microbatch']} {UNITS[side]}", first["option"]))),
             str(len(timings)),
-            f"{_median(timings, lambda each: each['wall_seconds']):.1f}",
-            f"{statistics.median(values):.1f} ({values[0]:.1f} to {values[-1]:.1f})",
-            f"{_median(timings, partial(seconds, checked=False)):.1f}" if checks else "–",
-            ", ".join(checks) or "–",
-            f"{generation:.1f}" if generation else "–",
-            f"{theirs / statistics.median(values):.2f}×",
-            f"{_median(timings, lambda each: each['peak_mib']):,.0f}",
+            f"{median(side, 'wall_seconds'):.1f}",
+            f"{median(side, 'cpu_seconds'):.1f} ({min(values):.1f} to {max(values):.1f})",
+            ", ".join(f"{part.removesuffix('_cpu_seconds')} {median(side, part):.1f}" for part in parts) or "–",
+            f"{median('trl', 'cpu_seconds') / median(side, 'cpu_seconds'):.2f}×",
+            f"{median(side, 'peak_mib'):,.0f}",
         )
 
 

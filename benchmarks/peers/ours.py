@@ -21,7 +21,6 @@ from rlcore.loop import iteration
 from rlcore.loop.components import Components
 from rlcore.loop.native import chat_prompts
 from rlcore.loop.recorder import LogRecorder
-from rlcore.loop.weight_sync import verify_sync
 from rlcore.models.batching import choose_kernels
 from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.heads import ScalarHeadModel
@@ -151,8 +150,7 @@ def grpo(work: Work, record: Record, microbatch: int, option: str) -> None:
         stack.enter_context(patch.object(learner, "update", seen))
         for owner, name, part in (
             (iteration, "collect_groups", "generation"),
-            (iteration, "sync_when_idle", "sync"),
-            (engine, "load_weights", "load"),
+            (iteration, "sync_when_idle", "sync and canaries"),
             (run.audit, "check_before_update", "audit"),
             (run.audit, "check_after_update", "audit"),
         ):
@@ -160,10 +158,6 @@ def grpo(work: Work, record: Record, microbatch: int, option: str) -> None:
         record.start()
         for _ in range(work.steps):
             iteration.iterate(run)
-        record.stop()
-        with record.part("later_canaries"):
-            for _ in range(work.steps):
-                verify_sync(components, run.calibrations, by_probes=False)
         print(record.report())
 
 
