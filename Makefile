@@ -112,7 +112,7 @@ rehearsal: $(VENV)/.extra-services  ## years of operation on real servers, in mi
 chaos: setup  ## whole runs, killed hundreds of times; weights and records compared: CHAOS='--share 10 --seed 0' (minutes to hours)
 	$(BIN)/python -m tests.chaos.run $(CHAOS)
 
-bench: setup  ## speed against TRL, on equal work, into README and docs (30 minutes); make bench-NAME BENCH='options': others
+bench: setup  ## speed against TRL, on equal work (30 minutes); make bench-NAME BENCH='options': others
 	@infra/install_peers.sh "$(PYTHON)"
 	$(BIN)/python -m benchmarks peers headline
 

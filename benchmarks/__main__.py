@@ -10,16 +10,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / ".venv-peers/bin/python"
 BENCHMARKS = {
-    "peers": "speed and memory against TRL on equal work: headline (20 minutes), ppo (12), all (3 hours)",
-    "floor": "the machine's best matrix product, of which floors are worked out (seconds)",
-    "memory": "memory of online RL by part: recipes x full or adapters x critic (10 minutes)",
+    "peers": "speed and memory against TRL on equal work: headline (20 minutes) or supervised (30)",
     "evidence": "claims of textbooks about online RL, on a real model and the tiny task (hours; resumes; --print)",
     "promotion": "errors and power of the promotion gate (10 minutes)",
     "canaries": "sound syncs that the sync canary stops, and faults that it finds (5 minutes)",
     "faults": "silent faults, one at a time, in small runs (10 minutes), or --sound runs (an hour)",
     "gate": "rows per processor second and memory of the data gate (2 minutes)",
-    "scaling": "8 to 1,024 cards, simulated, synchronous and ahead, with failures (a minute)",
-    "growth": "cost of an update as group, prompt, completion, vocabulary and model grow (5 minutes)",
 }
 
 

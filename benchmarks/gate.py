@@ -1,7 +1,6 @@
-"""Throughput and memory of the data gate, from a file to a snapshot. Prints a Markdown table.
+"""Throughput and memory of the data gate on prompts, from a file to a snapshot. Prints a Markdown table.
 
-    python -m benchmarks.gate [--rows 200000 1000000] [--contracts prompts preference_pairs]
-        [--shared-words warn quarantine]
+    python -m benchmarks.gate [--rows 200000 1000000] [--shared-words warn quarantine]
 
 The file has seeded words, with rows as long as those of GSM8K; every row is kept, which is the most work for the gate.
 The tokenizer is a BPE of 8,000 tokens with the template of ChatML. Each line of the table is its own process, whose
@@ -13,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import resource
 import subprocess
@@ -24,32 +22,41 @@ from collections.abc import Iterator
 from itertools import accumulate, product
 from pathlib import Path
 
+from benchmarks.report import processor, table
+
 MIB = 2**20
 NUM_WORDS, WORDS_A_ROW = 20_000, 45
-TARGET = 10_000_000
-ARMS = ("prompts", "preference_pairs")
+HEAD = ("n-gram overlap", "rows", "CPU s", "rows per CPU s", "base MiB", "peak MiB", "bytes a row above base")
 
 
 def main() -> None:
-    """Measure each size and contract in its own process, and print."""
+    """Measure each size in its own process, and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[200_000])
-    parser.add_argument("--contracts", nargs="+", default=list(ARMS), choices=ARMS)
     parser.add_argument("--shared-words", nargs="+", default=["warn"], choices=("warn", "quarantine"))
-    parser.add_argument("--arm", help="internal: measure here and print one line of JSON")
-    arguments = parser.parse_args()
-    if arguments.arm:
-        print(json.dumps(measure(arguments.arm, arguments.rows[0], arguments.shared_words[0])))
+    parser.add_argument("--here", action="store_true", help="internal: measure here and print one line of JSON")
+    given = parser.parse_args()
+    if given.here:
+        print(json.dumps(measure(given.rows[0], given.shared_words[0])))
         return
-    print(f"{platform.processor() or platform.machine()}, one thread; rows as the gate keeps them\n")
-    print("| contract | shared words | rows | CPU s | rows per CPU s | base MiB | peak MiB | bytes a row above base |")
-    print("|---" * 8 + "|")
-    for contract, rows, action in product(arguments.contracts, arguments.rows, arguments.shared_words):
-        print(_line(contract, action, _measured(contract, rows, action)), flush=True)
+    rows = [_row(*each) for each in product(given.shared_words, given.rows)]
+    print(f"{processor()}, one thread; rows as the gate keeps them\n\n{table(HEAD, rows)}")
 
 
-def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, float]:
-    """Measure processor seconds and memory of one gate over ``rows`` rows."""
+def _row(shared_words: str, rows: int) -> tuple[str, ...]:
+    """Measure in a process of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    arguments = ["--here", "--rows", str(rows), "--shared-words", shared_words]
+    command = [sys.executable, "-m", "benchmarks.gate", *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    seconds, base, peak = json.loads(done.stdout.splitlines()[-1])
+    speed = (f"{seconds:,.1f}", f"{rows / seconds:,.0f}")
+    memory = (f"{base / MIB:,.0f}", f"{peak / MIB:,.0f}", f"{(peak - base) / rows:,.0f}")
+    return (shared_words, f"{rows:,}", *speed, *memory)
+
+
+def measure(rows: int, shared_words: str) -> tuple[float, float, float]:
+    """Measure processor seconds, and memory before and at the peak, bytes, of one gate over ``rows`` rows."""
     from rlcore.tasks.kinds.data.step import token_view
     from rlcore.tasks.presets.data import ComparisonConfig, DatasetConfig
     from rlcore.tasks.steps.data import prepare_dataset
@@ -57,12 +64,13 @@ def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, f
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_rows(folder / "rows.jsonl", contract, rows)
+        with (folder / "rows.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in make_rows(rows))
         make_tokenizer(folder / "tokenizer")
         view = token_view(ChatTokenizer.load(folder / "tokenizer"))
         config = DatasetConfig(
-            contract=contract,  # type: ignore[arg-type]
-            adapter="prompts" if contract == "prompts" else "preferences",
+            contract="prompts",
+            adapter="prompts",
             path=str(folder / "rows.jsonl"),
             num_train=rows,
             num_eval=max(1, rows // 100),
@@ -73,39 +81,22 @@ def measure(contract: str, rows: int, shared_words: str = "warn") -> dict[str, f
         report = prepare_dataset(config.kind, config, seed=0, tokens=view, folder=folder / "snapshot")
         seconds = time.process_time() - started
     assert report.accepted == rows
-    return {"seconds": seconds, "base": base, "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+    return seconds, base, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def write_rows(path: Path, contract: str, rows: int) -> None:
-    """Write a JSONL file of ``rows`` different rows."""
-    with path.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in make_rows(contract, rows))
-
-
-def make_rows(contract: str, rows: int) -> Iterator[dict[str, object]]:
-    """Generate rows in the columns of a contract, of seeded words."""
-    rng = random.Random(0)
-    words = make_words(rng)
-    ranks = [1 / (place + 5) for place in range(len(words))]  # Zipf's law, as in text
-    totals = list(accumulate(ranks))
+def make_rows(count: int) -> Iterator[dict[str, object]]:
+    """Generate different prompts of seeded words: English letters, Zipf's law as in text."""
+    rng, letters = random.Random(0), "etaoinshrdlucmfwypvbgk"
+    found = {"".join(rng.choices(letters, weights=range(22, 0, -1), k=rng.randint(2, 9))) for _ in range(NUM_WORDS * 2)}
+    words = sorted(found)[:NUM_WORDS]
+    totals = list(accumulate(1 / (place + 5) for place in range(len(words))))
 
     def text(length: int) -> str:
         return " ".join(rng.choices(words, cum_weights=totals, k=length))
 
-    for number in range(rows):
+    for number in range(count):
         messages = [{"role": "user", "content": f"{text(WORDS_A_ROW)} {rng.randint(2, 99)}, {text(5)}?"}]
-        if contract == "prompts":
-            yield {"prompt_id": f"p{number}", "messages": messages, "reference": str(number), "task": "words"}
-        else:
-            answers = {"chosen": text(40), "rejected": text(30)}
-            yield {"pair_id": f"p{number}", "messages": messages, **answers, "source": "words"}
-
-
-def make_words(rng: random.Random) -> list[str]:
-    """Generate different words of English letters and lengths."""
-    letters = "etaoinshrdlucmfwypvbgk"
-    found = {"".join(rng.choices(letters, weights=range(22, 0, -1), k=rng.randint(2, 9))) for _ in range(NUM_WORDS * 2)}
-    return sorted(found)[:NUM_WORDS]
+        yield {"prompt_id": f"p{number}", "messages": messages, "reference": str(number), "task": "words"}
 
 
 def make_tokenizer(folder: Path) -> None:
@@ -115,36 +106,15 @@ def make_tokenizer(folder: Path) -> None:
 
     from rlcore.models.scratch import CHAT_TEMPLATE, TURN_END, TURN_START
 
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer, alphabet = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel.alphabet()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=8_000,
-        special_tokens=[TURN_START, TURN_END],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    texts = (str(row["messages"]) for row in make_rows("prompts", 2_000))
-    tokenizer.train_from_iterator(texts, trainer)
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=TURN_END, pad_token=TURN_END, chat_template=CHAT_TEMPLATE
-    ).save_pretrained(folder)
-
-
-def _measured(contract: str, rows: int, shared_words: str) -> dict[str, float]:
-    arm = ["--arm", contract, "--rows", str(rows), "--shared-words", shared_words]
-    command = [sys.executable, "-m", "benchmarks.gate", *arm]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found | {"rows": rows}
-
-
-def _line(contract: str, shared_words: str, found: dict[str, float]) -> str:
-    rows, above = found["rows"], found["peak"] - found["base"]
-    speed = f"{found['seconds']:,.1f} | {rows / found['seconds']:,.0f}"
-    memory = f"{found['base'] / MIB:,.0f} | {found['peak'] / MIB:,.0f} | {above / rows:,.0f}"
-    return f"| `{contract}` | {shared_words} | {rows:,.0f} | {speed} | {memory} |"
+    settings = {"special_tokens": [TURN_START, TURN_END], "initial_alphabet": alphabet, "show_progress": False}
+    trainer = trainers.BpeTrainer(vocab_size=8_000, **settings)
+    tokenizer.train_from_iterator((str(row["messages"]) for row in make_rows(2_000)), trainer)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=TURN_END, pad_token=TURN_END)
+    made.chat_template = CHAT_TEMPLATE
+    made.save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,5 @@ torch=$(grep '^torch==' "$pins")
 pip "$torch"
 pip --constraint "$pins" --requirement "$wanted" "$torch"
 pip --no-deps --constraint "$pins" verl openrlhf liger-kernel
-pip --no-deps --upgrade --target "$folder/trl-1.12" trl==1.12.0  # the last with a PPO trainer; on the same other versions
 rm -rf "$folder"/lib/python*/site-packages/tests  # verl's, which would hide those of this project
 touch "$stamp"

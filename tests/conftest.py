@@ -56,7 +56,7 @@ if "ENGINE_PYTHON" not in os.environ:  # `make test-engine` puts vLLM on the GPU
 
 # A deadline for each example would measure the machine's other work, not ours.
 if hypothesis.settings.get_current_profile_name() == "default":  # tests.mutation.run has one of its own
-    # The mutants of the algorithms are killed by 8 examples of each property (docs/benchmarks/test-quality.md).
+    # The mutants of the algorithms are killed by 8 examples of each property (docs/benchmarks/checks.md).
     hypothesis.settings.register_profile("rlcore", deadline=None, max_examples=25)
     hypothesis.settings.load_profile("rlcore")
 

@@ -1,135 +1,186 @@
 """Rates of the sync canary: stops of correct syncs, and detected faults, by learning rate, precision and engine.
 
 A small model learns arithmetic, then takes optimizer steps at each learning rate in each precision. After every step
-the engine receives the weights and the canary checks it, with healthy engines and with injected faults. A step that
-changes nothing in the engine's precision leaves nothing to detect, and is not counted. ``--python`` names the
-interpreter of vLLM's environment; without it only the native engine is measured.
+the native engine receives the weights and the canary checks it, with healthy engines and with injected faults. A step
+that changes nothing in the engine's precision leaves nothing to detect, and is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from benchmarks.canaries.session import FAULTS, Session, Warmer, native
-from benchmarks.canaries.vllm import Cells, measure_vllm
-from benchmarks.canaries.work import DTYPES, LEARNING_RATES, PARAMS, Cell, Work, detect, make_work, sound
+from benchmarks.report import table
+from rlcore.config import ModelConfig, ShapeConfig
+from rlcore.errors import CanaryError, StaleSamplerError
 from rlcore.evaluation.intervals import accuracy
+from rlcore.models.importing import import_model
+from rlcore.models.loading import load_policy
+from rlcore.models.policy import completion_logprobs
+from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
+from rlcore.text.packing import TokenSequence, pack
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import Message, Prompt
 
-SYNCS, TRIALS = 100, 10
-VLLM_SYNCS, VLLM_TRIALS = 10, 3
-RANK = 4
+LEARNING_RATES = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PARAMS = SamplingParams(temperature=1.0, max_new_tokens=32, num_samples=1)
+SHAPE = ShapeConfig(
+    hidden_size=128, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=256, max_positions=128
+)
+SFT_STEPS, BATCH, RANK = 300, 32, 4
 FIRST_VERSION = 10_000  # seeds draws different from those that set the bounds
+
+
+@dataclass
+class Cell:
+    """Syncs of one kind: their number, how many the canary stopped, and its readings of the correct ones.
+
+    ``by_logprobs``: how many it would have stopped if no weight could be compared.
+    """
+
+    syncs: int = 0
+    stopped: int = 0
+    by_logprobs: int = 0
+    log_odds: list[float] = field(default_factory=list)
+    temperatures: list[float] = field(default_factory=list)
+
+
+Cells = dict[tuple[str, str, str, float], Cell]  # by engine, precision, fault ("" for none) and learning rate
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", default="")
-    parser.add_argument("--syncs", type=int, default=SYNCS, help="sound ones of each kind; 0: vLLM alone")
-    parser.add_argument("--trials", type=int, default=TRIALS, help="of each fault, for each of these")
-    parser.add_argument("--vllm-syncs", type=int, default=VLLM_SYNCS)
-    parser.add_argument("--vllm-trials", type=int, default=VLLM_TRIALS)
+    parser.add_argument("--syncs", type=int, default=100, help="sound ones of each kind")
+    parser.add_argument("--trials", type=int, default=10, help="of each fault, for each of these")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    cells: Cells = {}
-    started = time.process_time()
+    cells, started = Cells(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
-        work = make_work(Path(folder))
-        for name in DTYPES if options.syncs else ():
-            _native(work, name, cells, syncs=options.syncs, trials=options.trials)
-            print(f"native, {name}: {time.process_time() - started:.0f} s of processor time so far", flush=True)
-        if options.syncs:
-            _print_tables(cells)
-        if options.python:
-            cells.clear()
-            measure_vllm(work, options.python, cells, syncs=options.vllm_syncs, trials=options.vllm_trials)
-            _print_tables(cells)
-    print(f"\n{time.process_time() - started:.0f} s of processor time, servers not counted")
+        tokenizer, model, prompts = make_work(Path(folder) / "start")
 
+    def session(name: str, kind: type[NativeSampler], *, rank: int, version: int) -> Session:
+        engine = native(model, tokenizer, DTYPES[name], kind)
+        engine.policy_version = version
+        return Session(model, engine, prompts, DTYPES[name], rank=rank, params=PARAMS)
 
-def _native(work: Work, name: str, cells: Cells, *, syncs: int, trials: int) -> None:
-    dtype = DTYPES[name]
-    for rate in LEARNING_RATES:
-        for kind, rank, count in (("native", 0, syncs), ("native, adapter", RANK, syncs // 2)):
-            engine = native(work.model, work.tokenizer, dtype)
-            engine.policy_version = FIRST_VERSION
-            session = Session(work.model, engine, work.prompts, dtype, rank=rank, params=PARAMS)
-            sound(session, cells.setdefault((kind, name, "", rate), Cell()), rate, syncs=count)
-        for fault, broken in FAULTS.items():
+    for name, rate in ((name, rate) for name in DTYPES for rate in LEARNING_RATES):
+        for engine, rank, count in (("native", 0, options.syncs), ("native, adapter", RANK, options.syncs // 2)):
+            healthy = session(name, NativeSampler, rank=rank, version=FIRST_VERSION)
+            sound(healthy, cells.setdefault((engine, name, "", rate), Cell()), rate, syncs=count)
+        for fault, kind in FAULTS.items():
             rank = RANK if "adapter" in fault else 0
             cell = cells.setdefault(("native, adapter" if rank else "native", name, fault, rate), Cell())
-            for trial in range(trials):
-                session, is_there = _faulty(work, dtype, broken, rank=rank, version=trial)
-                detect(session, cell, rate, is_there=is_there)
+            for trial in range(options.trials):  # different draws in each
+                whole, broken = (session(name, each, rank=rank, version=trial) for each in (NativeSampler, kind))
+                detect(whole, broken.engine, cell, rate)
+    print(_alarms(cells))
+    print(_faults(cells))
+    print(f"\n{time.process_time() - started:.0f} s of processor time")
 
 
-def _faulty(
-    work: Work, dtype: torch.dtype, broken: type[NativeSampler], *, rank: int, version: int
-) -> tuple[Session, Callable[[], bool]]:
-    """Break a healthy session's engine; return it, and True if the engine serves other weights now."""
-    whole, engine = native(work.model, work.tokenizer, dtype), native(work.model, work.tokenizer, dtype, broken)
-    whole.policy_version = engine.policy_version = version  # different draws in each trial
-    session = Session(work.model, whole, work.prompts, dtype, rank=rank, params=PARAMS)
+def make_work(folder: Path) -> tuple[ChatTokenizer, torch.nn.Module, list[Prompt]]:
+    """Train a model with a tied head for a minute at most: it is sure of some tokens, not of others."""
+    import_model(ModelConfig(source="scratch", shape=SHAPE), folder, seed=0)
+    tokenizer = ChatTokenizer.load(folder)
+    model = load_policy(folder, device=torch.device("cpu"), dtype=torch.float32)
+    draws, optimizer = random.Random(0), torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(SFT_STEPS):
+        texts = [_worked(tokenizer, draws.randint(0, 99), draws.randint(0, 99)) for _ in range(BATCH)]
+        (batch,) = pack(texts, tokens_per_microbatch=65_536)
+        loss = -completion_logprobs(model, batch)[0].mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    prompts = [_prompt(tokenizer, f"{draws.randint(0, 99)}+{draws.randint(0, 99)}") for _ in range(8)]
+    return tokenizer, model, prompts
+
+
+def _worked(tokenizer: ChatTokenizer, left: int, right: int) -> TokenSequence:
+    answer = tokenizer.encode(f"{left}+{right}={left + right}") + tokenizer.end_of_turn
+    return TokenSequence(prompt_ids=_prompt(tokenizer, f"{left}+{right}").token_ids, completion_ids=tuple(answer))
+
+
+def _prompt(tokenizer: ChatTokenizer, text: str) -> Prompt:
+    turns = (Message(role="user", content=text),)
+    token_ids = tokenizer.render_prompt(turns)
+    return Prompt(prompt_id=text, messages=turns, token_ids=token_ids, reference="", task="sum")
+
+
+def sound(session: Session, cell: Cell, learning_rate: float, *, syncs: int) -> None:
+    """Take a number of steps with their syncs, and run the canary before the first."""
     session.begin()
-    session.engine = engine
+    for _ in range(syncs):
+        cell.syncs += 1
+        try:
+            figures = session.step(learning_rate)
+        except (CanaryError, StaleSamplerError) as error:
+            cell.stopped += 1
+            print(f"stopped: {error.what}", flush=True)
+            continue
+        cell.log_odds.append(figures["sync/log_odds_mean_diff"])
+        cell.temperatures.append(figures["sync/temperature_ratio"])
 
-    def is_there() -> bool:
+
+def detect(session: Session, broken: NativeSampler, cell: Cell, learning_rate: float) -> None:
+    """Break a healthy session's engine, and step until it serves other weights; count if the canary stops that sync."""
+    whole = session.engine
+    session.begin()
+    session.engine = broken
+    while True:
+        session.learn(learning_rate)
+        session.push()
         whole.load_weights(session.truth.state, policy_version=session.version)
-        pairs = zip(whole._model.state_dict().values(), engine._model.state_dict().values(), strict=True)
-        return broken is Warmer or not all(torch.equal(one, other) for one, other in pairs)
-
-    return session, is_there
-
-
-def _print_tables(cells: Cells) -> None:
-    _print_alarms(cells)
-    _print_faults(cells)
-
-
-def _print_alarms(cells: Cells) -> None:
-    print("\nSound syncs\n")
-    print("| engine | precision | syncs | stopped | log-odds, mean (largest) | temperature, range | hidden parts |")
-    print("|---|---|---|---|---|---|---|")
-    total = [0, 0]
-    for engine in dict.fromkeys(key[0] for key in cells):
-        for name in DTYPES:
-            found = [cell for key, cell in cells.items() if key[:3] == (engine, name, "")]
-            if not any(cell.log_odds for cell in found):
-                continue
-            syncs, stopped = sum(cell.syncs for cell in found), sum(cell.stopped for cell in found)
-            total = [total[0] + syncs, total[1] + stopped]
-            odds = [value for cell in found for value in cell.log_odds]
-            warm = [value for cell in found for value in cell.temperatures]
-            hidden = ", ".join(sorted(set().union(*(cell.hidden for cell in found)))) or "none"
-            print(
-                f"| {engine} | {name} | {syncs} | {stopped} | {sum(odds) / len(odds):.2g} ({max(odds):.2g}) "
-                f"| {min(warm):.4f} to {max(warm):.4f} | {hidden} |"
-            )
-            for message in {message for cell in found for message in cell.messages}:
-                print(f"  stopped: {message}")
-    high = accuracy([True] * total[1] + [False] * (total[0] - total[1]), confidence=0.95).high
-    print(f"\n{total[1]} of {total[0]} sound syncs were stopped: at most {high:.2%} (95 % interval)")
+        pairs = zip(whole._model.state_dict().values(), broken._model.state_dict().values(), strict=True)
+        if isinstance(broken, Warmer) or not all(torch.equal(one, other) for one, other in pairs):
+            break
+    cell.syncs += 1
+    cell.stopped += _stops(session.prove)
+    hidden = frozenset(broken.differing_parts(session.truth.state) or ())
+    session.baseline = replace(session.baseline, unverified=hidden)
+    cell.by_logprobs += _stops(session.prove)
 
 
-def _print_faults(cells: Cells) -> None:
-    rates = " | ".join(f"{rate:g}" for rate in LEARNING_RATES)
-    print("\nFaults found, of those that were there (by log-probabilities alone)\n")
-    print(f"| engine | precision | fault | {rates} |")
-    print("|---|---|---|" + "---|" * len(LEARNING_RATES))
-    for engine, name, fault in dict.fromkeys(key[:3] for key in cells if key[2]):
-        row = [cells[engine, name, fault, rate] for rate in LEARNING_RATES]
-        print(f"| {engine} | {name} | {fault} | " + " | ".join(map(_found, row)) + " |")
+def _stops(prove: Callable[[], object]) -> bool:
+    try:
+        prove()
+    except (CanaryError, StaleSamplerError):
+        return True
+    return False
 
 
-def _found(cell: Cell) -> str:
-    return f"{cell.stopped} of {cell.syncs} ({cell.by_logprobs})"
+def _alarms(cells: Cells) -> str:
+    rows, every = [], list[bool]()
+    for engine, name in dict.fromkeys(key[:2] for key in cells):
+        found = [cell for key, cell in cells.items() if key[:3] == (engine, name, "")]
+        syncs, stopped = sum(cell.syncs for cell in found), sum(cell.stopped for cell in found)
+        every += [True] * stopped + [False] * (syncs - stopped)
+        odds = [value for cell in found for value in cell.log_odds]
+        warm = [value for cell in found for value in cell.temperatures]
+        readings = (f"{sum(odds) / len(odds):.2g} ({max(odds):.2g})", f"{min(warm):.4f} to {max(warm):.4f}")
+        rows.append((engine, name, str(syncs), str(stopped), *(readings if odds else ("–", "–"))))
+    head = ("engine", "precision", "syncs", "stopped", "log-odds, mean (largest)", "temperature, range")
+    most = accuracy(every, confidence=0.95).high
+    return f"Sound syncs\n\n{table(head, rows)}\n\n{sum(every)} of {len(every)} were stopped: at most {most:.2%}\n"
+
+
+def _faults(cells: Cells) -> str:
+    rows = []
+    for key in dict.fromkeys(key[:3] for key in cells if key[2]):
+        row = [cells[(*key, rate)] for rate in LEARNING_RATES]
+        rows.append((*key, *(f"{cell.stopped} of {cell.syncs} ({cell.by_logprobs})" for cell in row)))
+    head = ("engine", "precision", "fault", *(f"{rate:g}" for rate in LEARNING_RATES))
+    return f"Faults found, of those that were there (by log-probabilities alone)\n\n{table(head, rows)}"
 
 
 if __name__ == "__main__":

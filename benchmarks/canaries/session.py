@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -29,8 +28,6 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.text.packing import TokenSequence, pack
 from rlcore.training.local_learner import merged_state
 from rlcore.types import FailedRollout, Prompt, Rollout
-
-MAX_GRADIENT = 1.0
 
 
 class Stale(NativeSampler):
@@ -78,15 +75,13 @@ class Warmer(NativeSampler):
         return super().sample(prompts, replace(params, temperature=params.temperature + 0.1), seed=seed, places=places)
 
 
-FAULTS: Mapping[str, type[NativeSampler]] = MappingProxyType(
-    {
-        "stale": Stale,
-        "layer missing": LosesALayer,
-        "adapter never applied": ServesTheBase,
-        "tied head not repacked": LosesTheHead,
-        "temperature + 0.1": Warmer,
-    }
-)
+FAULTS: Mapping[str, type[NativeSampler]] = {
+    "stale": Stale,
+    "layer missing": LosesALayer,
+    "adapter never applied": ServesTheBase,
+    "tied head not repacked": LosesTheHead,
+    "temperature + 0.1": Warmer,
+}
 
 
 def native(
@@ -145,17 +140,14 @@ class Session:
     def learn(self, learning_rate: float) -> None:
         """Take a policy-gradient step on completions of the policy, with random advantages."""
         draws = torch.Generator().manual_seed(self.version)
-        texts = [
-            TokenSequence(prompt_ids=prompt.token_ids, completion_ids=tuple(_text(prompt, draws)))
-            for prompt in self.prompts
-        ]
+        texts = [TokenSequence(prompt_ids=each.token_ids, completion_ids=_text(each, draws)) for each in self.prompts]
         (batch,) = pack(texts, tokens_per_microbatch=65_536)
         logprobs, _ = completion_logprobs(self.policy, batch)
         advantages = torch.randn(len(logprobs), generator=draws)
         self.optimizer.param_groups[0]["lr"] = learning_rate
         self.optimizer.zero_grad()
         (-(advantages * logprobs).mean()).backward()
-        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), MAX_GRADIENT)
+        torch.nn.utils.clip_grad_norm_(self.policy.parameters(), 1.0)
         self.optimizer.step()
         self.version += 1
 
@@ -174,7 +166,7 @@ class Session:
         return self.prove()
 
 
-def _text(prompt: Prompt, draws: torch.Generator) -> list[int]:
+def _text(prompt: Prompt, draws: torch.Generator) -> tuple[int, ...]:
     """Return tokens to train on: those of the prompt in another order, which are in the model's vocabulary."""
     order = torch.randperm(len(prompt.token_ids), generator=draws).tolist()
-    return [prompt.token_ids[place] for place in order]
+    return tuple(prompt.token_ids[place] for place in order)

@@ -14,10 +14,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 os.environ["RLCORE_ENGINE"] = "inline"
 
@@ -49,11 +50,7 @@ _FIGURES = ("rm/", "win_rate/", "judge/")  # metrics that an arm's stage may rep
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run an arm; the last line printed has its figures, and the artifacts that no other arm needs.
-
-    Raises:
-        StorageError: Another process runs an arm in the same state directory.
-    """
+    """Run an arm; the last line printed has its figures, and the artifacts that no other arm needs."""
     home = find_home()
     configure_environment(home)
     with file_lock(home.root / "arm.lock", wait=False) as is_mine:
@@ -68,18 +65,18 @@ def _run(home: Home, preset: str, seed: str, arm: str, *given: str) -> dict[str,
     overrides = (f"seed={seed}", *given, *more)
     config = open_preset(preset, overrides)
     graph = {stage.name: stage for stage in stages(config)}
+    inputs = tuple(graph[last].inputs) if last in graph else ()  # the base has none, and nothing is added to it
     usage = home.root / f"usage-{arm}.jsonl"
-    for stage in added(config, _inputs(graph, last), last) if last in graph else ():  # nothing is added to the base
+    for stage in added(config, inputs, last) if last in graph else ():
         run_targets(preset, overrides, list(graph[stage].inputs))
         with _counted(usage):
             run_targets(preset, overrides, [stage])
     made = run_targets(preset, overrides, [name for name in (last, f"evaluate_{last}") if name in graph])
     folders = {name: home.root / ref.uri for name, ref in made.items()}
-    paid = [home.root / "usage-reward_model.jsonl"] if "reward_model" in _inputs(graph, last) else []
+    paid = [home.root / "usage-reward_model.jsonl"] if "reward_model" in inputs else []
     found = figures(folders.get(last), folders.get(f"evaluate_{last}"), usage, paid)
-    is_start = any(
-        last in stage.inputs for stage in graph.values() if not stage.name.startswith(("evaluate_", "compare"))
-    )
+    others = [stage for stage in graph.values() if not stage.name.startswith(("evaluate_", "compare"))]
+    is_start = any(last in stage.inputs for stage in others)
     return {"figures": found, "unused": [str(folders[last])] if last in folders and not is_start else []}
 
 
@@ -93,103 +90,72 @@ def added(config: RunConfig, inputs: Sequence[str], name: str) -> tuple[str, ...
     return (*filter(is_sampled, inputs), name)
 
 
-def _inputs(graph: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the stages that a stage reads, none of the base."""
-    return tuple(graph[name].inputs) if name in graph else ()
-
-
 @contextmanager
 def _counted(path: Path) -> Iterator[None]:
     """Append the seconds and the samples of a block, also if it fails."""
-    originals, made = [kind.sample for kind in _SAMPLERS], [0, 0]
+    lengths: list[int] = []
 
     def counting(sample: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*given: Any, **more: Any) -> Any:
             groups = sample(*given, **more)
-            lengths = [len(each.completion_ids) for group in groups for each in group if isinstance(each, Rollout)]
-            made[0] += len(lengths)
-            made[1] += sum(lengths)
+            lengths.extend(len(each.completion_ids) for group in groups for each in group if isinstance(each, Rollout))
             return groups
 
         return counted
 
-    for kind, original in zip(_SAMPLERS, originals, strict=True):
-        kind.sample = counting(original)  # type: ignore[method-assign]
     clock = time.perf_counter if torch.cuda.is_available() else time.process_time
     began = clock()
-    try:
-        yield
-    finally:
-        for kind, original in zip(_SAMPLERS, originals, strict=True):
-            kind.sample = original  # type: ignore[method-assign]
-        row = {"cpu_seconds": clock() - began, "completions": made[0], "tokens": made[1]}
-        with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+    with ExitStack() as stack:
+        for kind in _SAMPLERS:
+            stack.enter_context(patch.object(kind, "sample", counting(kind.sample)))
+        try:
+            yield
+        finally:
+            row = {"cpu_seconds": clock() - began, "completions": len(lengths), "tokens": sum(lengths)}
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
 
 
 def figures(trained: Path | None, judged: Path | None, usage: Path, paid: Sequence[Path]) -> dict[str, Any]:
-    """Return an arm's figures.
+    """Return the figures of an arm's last stage (None for the base) and its evaluation.
 
-    Args:
-        trained: Artifact of its last stage, None for the base.
-        judged: Artifact of its evaluation, None if it has none.
-        usage: Processor time and samples of each attempt at its stages. An RL run counts its own, which resume.
-        paid: The same of stages that other arms share, such as the reward model.
+    ``usage``: time and samples of each attempt at its stages; an RL run, which resumes, counts its own. ``paid``: of
+    stages that other arms share, such as the reward model.
     """
     path = trained / "history.json" if trained else None
     rows = read_json(path) if path and path.exists() else []
     history = [row for row in rows if "rollouts/count" in row]  # not the losses of a supervised stage
     curve = curve_of(history, on_gpu=torch.cuda.is_available())
-    own = [{name: curve[name][-1] for name in _COSTS}] if history else _attempts(usage)
-    spent = [*own, *(row for each in paid for row in _attempts(each))]
+    known = [each for each in (*paid, *([] if history else [usage])) if each.exists()]
+    spent = [json.loads(line) for each in known for line in each.read_text(encoding="utf-8").splitlines()]
+    spent += [{name: curve[name][-1] for name in _COSTS}] if history else []
+    answers = pq.read_table(judged / "answers.parquet").to_pylist() if judged else []
+    greedy = sorted((row for row in answers if row["mode"] == "greedy"), key=lambda row: row["prompt_id"])
+    largest = {part: max((row.get(f"memory/{part}_bytes", 0.0) for row in history), default=0.0) for part in _PARTS}
     return {
-        "right": right_of(judged / "answers.parquet") if judged else "",
+        "right": "".join("1" if row["correct"] else "0" for row in greedy),
         "tokens": int(sum(row["tokens"] for row in spent)),
         "completions": int(sum(row["completions"] for row in spent)),
         "cpu_seconds": round(sum(row["cpu_seconds"] for row in spent), 1),
         "curve": curve,
-        "memory": memory_of(history),
+        "memory": largest if history else {},
         "figures": other_figures(trained) if trained else {},
     }
 
 
-def _attempts(usage: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in usage.read_text(encoding="utf-8").splitlines()] if usage.exists() else []
-
-
-def right_of(answers: Path) -> str:
-    """Return 1 or 0 for each held-out problem, in the order of its name."""
-    rows = [row for row in pq.read_table(answers).to_pylist() if row["mode"] == "greedy"]
-    return "".join("1" if row["correct"] else "0" for row in sorted(rows, key=lambda row: row["prompt_id"]))
-
-
 def curve_of(history: Sequence[Mapping[str, float]], *, on_gpu: bool = False) -> dict[str, list[float]]:
-    """Return the columns of a curve: costs until each iteration, its reward, the verifier's score, KL and others."""
+    """Return the columns of a curve: costs until each iteration, and the verifier's score; on a GPU wall time."""
 
     def total(*names: str) -> list[float]:
         return [round(each, 2) for each in accumulate(sum(row[name] for name in names) for row in history)]
-
-    def column(name: str, digits: int) -> list[float]:
-        values = (row.get(name, 0.0) for row in history)
-        return [round(value, digits) if math.isfinite(value) else 0.0 for value in values]  # a file has no NaN
 
     scores = [next((row[name] for name in _SCORES if name in row), row["reward/mean"]) for row in history]
     return {
         "completions": total("rollouts/count"),
         "tokens": total("rollouts/tokens"),
         "cpu_seconds": total(*(_WALL if on_gpu else ("seconds/processor",))),
-        "reward": column("reward/mean", 5),
         "score": [round(score, 5) for score in scores],
-        "kl": column("kl/ref", 6),
-        "clipped": column("clip/fraction", 6),
-        "explained": column("value/explained_variance", 4),
-        "penalty": [row.get("kl/penalty_coefficient", 0.0) for row in history],
     }
-
-
-def memory_of(history: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the largest memory of an update by part, bytes."""
-    return {part: max(row.get(f"memory/{part}_bytes", 0.0) for row in history) for part in _PARTS} if history else {}
 
 
 def other_figures(folder: Path) -> dict[str, float]:

@@ -1,35 +1,22 @@
-"""Small runs for fault injection, and their results."""
+"""Small runs for fault injection: a tiny model that answers sums, the scenes that it plays, and what comes of them."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import functools
+import itertools
+import random
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.faults.models import MAX_NEW_TOKENS, new_folder, prompts, start
+from rlcore import config as c
 from rlcore.agents.sampler import AgentSampler
-from rlcore.config import (
-    AgentConfig,
-    AuditConfig,
-    CheckpointConfig,
-    CriticConfig,
-    DistributedConfig,
-    EpisodeConfig,
-    GaeConfig,
-    HealthConfig,
-    KlConfig,
-    LoraConfig,
-    OptimConfig,
-    RewardTerm,
-    RlConfig,
-    SamplingConfig,
-    UpdateConfig,
-)
 from rlcore.distributed.build import LearnerPlan, make_learner, make_policy
 from rlcore.distributed.distributed_learner import DistributedLearner
 from rlcore.environments.calculator import CalculatorTool
@@ -37,37 +24,128 @@ from rlcore.environments.episodes import EpisodeSampler
 from rlcore.errors import RlcoreError
 from rlcore.hardware.runtime import Runtime
 from rlcore.loop import Components, HeldOut, train
+from rlcore.loop.native import chat_prompts
+from rlcore.models.importing import import_model
+from rlcore.models.loading import load_policy, save_model
 from rlcore.rewards.table import RewardResources, build_rewards
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
+from rlcore.text.demonstrations import render_conversation
 from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.sft import train_sft
+from rlcore.types import Message, Prompt
 
-NUM_ITERATIONS = 40
-TERMS = (
-    RewardTerm(kind="math"),
-    RewardTerm(kind="length", weight=0.2, options={"limit": MAX_NEW_TOKENS, "buffer": 4}),
+SHAPE = c.ShapeConfig(
+    hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=2, intermediate_size=64, max_positions=128
 )
+SUMS = {f"{a}+{b}": a + b for a in range(10) for b in range(10)}
+SFT = c.SftConfig(num_steps=120, batch_size=16, learning_rate=5e-3)
+CPU: Mapping[str, Any] = {"device": torch.device("cpu"), "dtype": torch.float32}
+MAX_NEW_TOKENS, NUM_ITERATIONS = 32, 40
+
+CALCULATOR, UNTIED, AGENT = "grpo, a calculator", "grpo, an untied head", "grpo, an agent"
+TWO_RANKS, EVALUATED = "grpo, two ranks", "grpo, evaluated"
+STARTS = {CALCULATOR: "calling", UNTIED: "untied"}  # of other scenes: "start"
+_TERMS = (
+    c.RewardTerm(kind="math"),
+    c.RewardTerm(kind="length", weight=0.2, options={"limit": MAX_NEW_TOKENS, "buffer": 4}),
+)
+_TWICE = c.UpdateConfig(num_epochs=2, num_minibatches=2, optim=c.OptimConfig(schedule="linear", warmup_steps=2))
+_FOUR = c.UpdateConfig(num_epochs=4, num_minibatches=2, early_stop_kl=0.005)
+_AT_REFERENCE = c.UpdateConfig(num_epochs=3, num_minibatches=2, early_stop_ref_kl=0.01)
+_CRITIC = c.CriticConfig(learning_rate=1e-3)
+_sampling = functools.partial(c.SamplingConfig, max_new_tokens=MAX_NEW_TOKENS)
+_BASE: Mapping[str, Any] = {
+    "algorithm": "grpo",
+    "num_iterations": NUM_ITERATIONS,
+    "prompts_per_iteration": 4,
+    "group_size": 4,
+    "learning_rate": 3e-4,
+    "rewards": _TERMS,
+    "sampling": _sampling(),
+    "checkpoints": c.CheckpointConfig(every_iterations=1000),
+}
 
 
+def _ppo(critic: c.CriticConfig = _CRITIC, **others: Any) -> dict[str, Any]:
+    return {"algorithm": "ppo", "critic": critic, **others}
+
+
+def _update(**others: Any) -> dict[str, Any]:
+    return {"update": c.UpdateConfig(**others)}
+
+
+_SHARED = dataclasses.replace(_CRITIC, architecture="shared")
+_CUT = _ppo(dataclasses.replace(_CRITIC, gae=c.GaeConfig(bootstrap_truncated=True)), update=_TWICE)
+SCENES: Mapping[str, Mapping[str, Any]] = {
+    "grpo": {},
+    "grpo, 2 epochs": {"update": _TWICE},
+    "grpo, KL in the loss": {"kl": c.KlConfig(coefficient=0.1)},
+    "grpo, small micro-batches": _update(tokens_per_microbatch=160),
+    "grpo, temperature 0.7": {"sampling": _sampling(temperature=0.7)},
+    "grpo, one iteration ahead": {"sampling": _sampling(staleness=1)},
+    "dapo, cut answers masked": {
+        "algorithm": "dapo",
+        "sampling": c.SamplingConfig(max_new_tokens=24),
+        **_update(truncated_completions="mask"),
+    },
+    "ppo": _ppo(kl=c.KlConfig(coefficient=0.05, apply_to="reward"), update=_TWICE),
+    "ppo, head on the backbone": _ppo(_SHARED),
+    "ppo, the critic warms up": _ppo(dataclasses.replace(_CRITIC, warmup_iterations=3)),
+    "ppo, head on the backbone, which warms up": _ppo(dataclasses.replace(_SHARED, warmup_iterations=3)),
+    "rloo": {"algorithm": "rloo"},
+    CALCULATOR: {"sampling": c.SamplingConfig(max_new_tokens=3 * MAX_NEW_TOKENS)},
+    "grpo, longer": {"num_iterations": 5 * NUM_ITERATIONS},
+    UNTIED: {},
+    "grpo, weights decay": _update(optim=c.OptimConfig(weight_decay=0.1)),
+    "grpo, entropy in the loss": _update(entropy_coefficient=0.02),
+    "grpo, the KL adapts": {"kl": c.KlConfig(coefficient=0.1, target=0.05, horizon=200)},
+    "grpo, the KL in the reward adapts": {
+        "kl": c.KlConfig(coefficient=0.1, apply_to="reward", target=0.05, horizon=200)
+    },
+    "ppo_penalty": _ppo(update=_TWICE) | {"algorithm": "ppo_penalty", "learning_rate": 1e-3},
+    "dapo, which stops early": {"algorithm": "dapo", "learning_rate": 2e-3, "update": _FOUR},
+    "grpo, stops at the reference": {
+        "learning_rate": 1e-3,
+        "kl": c.KlConfig(coefficient=0.01),
+        "update": _AT_REFERENCE,
+    },
+    "dapo, which replaces groups": {
+        "algorithm": "dapo",
+        "rewards": _TERMS[:1],
+        "sampling": _sampling(dynamic_sampling_rounds=2),
+    },
+    EVALUATED: {"eval_every": 1, "num_iterations": 8},
+    AGENT: {"num_iterations": 8},
+    "dapo, 2 epochs": {"algorithm": "dapo", "learning_rate": 1e-3, "update": _TWICE},
+    "gspo, 2 epochs": {"algorithm": "gspo", "update": _TWICE},
+    "ppo, values beyond the end": _CUT | {"sampling": c.SamplingConfig(max_new_tokens=12)},
+    "grpo, an adapter": {"learning_rate": 3e-3, **_update(lora=c.LoraConfig(rank=4))},
+    TWO_RANKS: {"num_iterations": 3},
+    "grpo, which learns to be brief": {  # its reward rises from about -0.4 to 0 when nothing is wrong
+        "learning_rate": 2e-3,
+        "rewards": (c.RewardTerm(kind="length", options={"limit": 20, "buffer": 18}),),
+    },
+}
+_CALL = """
+import json, os, urllib.request
+task = json.loads(os.environ["RLCORE_TASK"])
+headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+body = json.dumps({"messages": task["messages"]}).encode()
+url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+urllib.request.urlopen(urllib.request.Request(url, body, headers)).read()
+"""
+_EPISODES = c.EpisodeConfig(
+    tools=("calculator",), max_turns=2, max_turn_tokens=MAX_NEW_TOKENS, max_tool_output_tokens=16
+)
+_RANKS = c.DistributedConfig(
+    backend="processes", learner_ranks=2, shard="replicate", timeout_minutes=5.0, max_restarts=0
+)
 _WARNINGS = ("health", "audit", "updates follow", "was not checked")
 
 
-class Patches:
-    """Attributes that are replaced temporarily, and restored in reverse order."""
-
-    def __init__(self) -> None:
-        self._stack = contextlib.ExitStack()
-
-    def set(self, owner: Any, name: str, value: Any) -> Any:
-        """Replace ``owner.name`` by ``value``; return the old value."""
-        old = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
-        self._stack.callback(setattr, owner, name, old)
-        setattr(owner, name, value)
-        return old
-
-    def undo(self) -> None:
-        """Restore everything."""
-        self._stack.close()
+class KilledError(Exception):
+    """Error that kills a run which is to be resumed."""
 
 
 @dataclass
@@ -95,10 +173,6 @@ class Diary:
         """Do nothing: all records are in memory."""
 
 
-class KilledError(Exception):
-    """Error that kills a run which is to be resumed."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """Result of a run: the error or warning that reported a fault, and the number of iterations or steps before it."""
@@ -108,175 +182,17 @@ class Verdict:
     message: str
 
 
-Inject = Callable[[Patches], None]
-Play = Callable[[Patches], Verdict]
-
-
-def replaced(owner: Any, name: str, change: Callable[..., Any]) -> Inject:
-    """Replace a function by ``change(right function, *arguments)``."""
-
-    def inject(patch: Patches) -> None:
-        old = patch.set(owner, name, lambda *given, **more: change(old, *given, **more))
-
-    return inject
-
-
-def stopped_by(work: Callable[[], object], steps: int = 0) -> Verdict:
+def stopped_by(work: Callable[[], object]) -> Verdict:
     """Return the result of work without iterations."""
     try:
         work()
     except RlcoreError as error:
-        return Verdict(caught="stopped", steps=steps, message=error.what)
-    return Verdict(caught="silent", steps=steps, message="")
-
-
-BASE: Mapping[str, Any] = {
-    "algorithm": "grpo",
-    "num_iterations": NUM_ITERATIONS,
-    "prompts_per_iteration": 4,
-    "group_size": 4,
-    "learning_rate": 3e-4,
-    "rewards": TERMS,
-    "sampling": SamplingConfig(max_new_tokens=MAX_NEW_TOKENS),
-    "checkpoints": CheckpointConfig(every_iterations=1000),
-}
-CALCULATOR, ADAPTER, TWO_RANKS = "grpo, a calculator", "grpo, an adapter", "grpo, two ranks"
-UNTIED = "grpo, an untied head"
-EVALUATED, REPLACES, STOPS = "grpo, evaluated", "dapo, which replaces groups", "dapo, which stops early"
-AGENT = "grpo, an agent"
-LEARNS = "grpo, which learns to be brief"  # its reward rises from about -0.4 to 0 when nothing is wrong
-_TWICE = UpdateConfig(num_epochs=2, num_minibatches=2, optim=OptimConfig(schedule="linear", warmup_steps=2))
-SCENES: Mapping[str, Mapping[str, Any]] = {
-    "grpo": {},
-    "grpo, 2 epochs": {"update": _TWICE},
-    "grpo, KL in the loss": {"kl": KlConfig(coefficient=0.1)},
-    "grpo, small micro-batches": {"update": UpdateConfig(tokens_per_microbatch=160)},
-    "grpo, temperature 0.7": {"sampling": SamplingConfig(max_new_tokens=MAX_NEW_TOKENS, temperature=0.7)},
-    "grpo, one iteration ahead": {"sampling": SamplingConfig(max_new_tokens=MAX_NEW_TOKENS, staleness=1)},
-    "dapo, cut answers masked": {
-        "algorithm": "dapo",
-        "update": UpdateConfig(truncated_completions="mask"),
-        "sampling": SamplingConfig(max_new_tokens=24),
-    },
-    "ppo": {
-        "algorithm": "ppo",
-        "critic": CriticConfig(learning_rate=1e-3),
-        "kl": KlConfig(coefficient=0.05, apply_to="reward"),
-        "update": _TWICE,
-    },
-    "ppo, head on the backbone": {
-        "algorithm": "ppo",
-        "critic": CriticConfig(learning_rate=1e-3, architecture="shared"),
-    },
-    "ppo, the critic warms up": {"algorithm": "ppo", "critic": CriticConfig(learning_rate=1e-3, warmup_iterations=3)},
-    "ppo, head on the backbone, which warms up": {
-        "algorithm": "ppo",
-        "critic": CriticConfig(learning_rate=1e-3, architecture="shared", warmup_iterations=3),
-    },
-    "rloo": {"algorithm": "rloo"},
-    CALCULATOR: {"sampling": SamplingConfig(max_new_tokens=3 * MAX_NEW_TOKENS)},
-    "grpo, longer": {"num_iterations": 5 * NUM_ITERATIONS},
-    UNTIED: {},
-    "grpo, weights decay": {"update": UpdateConfig(optim=OptimConfig(weight_decay=0.1))},
-    "grpo, entropy in the loss": {"update": UpdateConfig(entropy_coefficient=0.02)},
-    "grpo, the KL adapts": {"kl": KlConfig(coefficient=0.1, target=0.05, horizon=200)},
-    "grpo, the KL in the reward adapts": {"kl": KlConfig(coefficient=0.1, apply_to="reward", target=0.05, horizon=200)},
-    "ppo_penalty": {
-        "algorithm": "ppo_penalty",
-        "learning_rate": 1e-3,
-        "critic": CriticConfig(learning_rate=1e-3),
-        "update": _TWICE,
-    },
-    STOPS: {
-        "algorithm": "dapo",
-        "learning_rate": 2e-3,
-        "update": UpdateConfig(num_epochs=4, num_minibatches=2, early_stop_kl=0.005),
-    },
-    "grpo, stops at the reference": {
-        "learning_rate": 1e-3,
-        "kl": KlConfig(coefficient=0.01),
-        "update": UpdateConfig(num_epochs=3, num_minibatches=2, early_stop_ref_kl=0.01),
-    },
-    REPLACES: {
-        "algorithm": "dapo",
-        "rewards": TERMS[:1],
-        "sampling": SamplingConfig(max_new_tokens=MAX_NEW_TOKENS, dynamic_sampling_rounds=2),
-    },
-    EVALUATED: {"eval_every": 1, "num_iterations": 8},
-    AGENT: {"num_iterations": 8},
-    "dapo, 2 epochs": {"algorithm": "dapo", "learning_rate": 1e-3, "update": _TWICE},
-    "gspo, 2 epochs": {"algorithm": "gspo", "update": _TWICE},
-    "ppo, values beyond the end": {
-        "algorithm": "ppo",
-        "critic": CriticConfig(learning_rate=1e-3, gae=GaeConfig(bootstrap_truncated=True)),
-        "sampling": SamplingConfig(max_new_tokens=12),
-        "update": _TWICE,
-    },
-    ADAPTER: {"update": UpdateConfig(lora=LoraConfig(rank=4)), "learning_rate": 3e-3},
-    TWO_RANKS: {"num_iterations": 3},
-    LEARNS: {
-        "learning_rate": 2e-3,
-        "rewards": (RewardTerm(kind="length", options={"limit": 20, "buffer": 18}),),
-    },
-}
-_CALL = """
-import json, os, urllib.request
-task = json.loads(os.environ["RLCORE_TASK"])
-headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
-body = json.dumps({"messages": task["messages"]}).encode()
-url = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
-urllib.request.urlopen(urllib.request.Request(url, body, headers)).read()
-"""
-_EPISODES = EpisodeConfig(tools=("calculator",), max_turns=2, max_turn_tokens=MAX_NEW_TOKENS, max_tool_output_tokens=16)
-
-
-def components_of(
-    scene: str,
-    *,
-    folder: Path | None = None,
-    share: float = 1.0,
-    seed: int = 0,
-    dtype: torch.dtype = torch.float32,
-    **settings: Any,
-) -> Components:
-    """The components of a run of a scene, as a preset would make them; ``share``: of the time, for the audit."""
-    config = RlConfig(**{**BASE, **SCENES[scene], **settings})
-    first, asked = start(calling=scene == CALCULATOR, untied=scene == UNTIED), prompts()
-    tokenizer, runtime = ChatTokenizer.load(first), Runtime(device=torch.device("cpu"), compute_dtype=dtype)
-    engine = NativeSampler(runtime.load_frozen(first), tokenizer)
-    plan = LearnerPlan(start=first, critic_start=first, config=config, seed=seed)
-    several = DistributedConfig(
-        backend="processes", learner_ranks=2, shard="replicate", timeout_minutes=5.0, max_restarts=0
-    )
-    components = Components(
-        seed=seed,
-        learner=DistributedLearner(plan, several, runtime, log=lambda _: None)
-        if scene == TWO_RANKS
-        else make_learner(plan, make_policy(plan, runtime), runtime),
-        engine=engine,
-        sampler=_player(scene, engine, tokenizer),
-        engine_dtype=dtype,
-        tokenizer=tokenizer,
-        reward=build_rewards(config.rewards, resources=RewardResources()),
-        prompts=asked[: 4 * len(asked) // 5],
-        folder=folder or new_folder(),
-        identity={"scene": scene, "seed": str(seed)},
-    )
-    verifier = build_rewards((RewardTerm(kind="math"),), resources=RewardResources())
-    held_out = HeldOut(prompts=asked[4 * len(asked) // 5 :], verifier=verifier)
-    # The rules on curves are off: groups of four and sixteen rollouts are too few for them.
-    health = HealthConfig(action="off", audit=AuditConfig(max_time_fraction=share, rollouts=4))
-    return dataclasses.replace(components, held_out=held_out, health=health)
-
-
-def _player(scene: str, engine: NativeSampler, tokenizer: ChatTokenizer) -> Sampler:
-    if scene == AGENT:
-        return AgentSampler(engine, tokenizer, AgentConfig(command=("python", "-c", _CALL)))
-    return EpisodeSampler(engine, tokenizer, [CalculatorTool()], _EPISODES) if scene == CALCULATOR else engine
+        return Verdict(caught="stopped", steps=0, message=error.what)
+    return Verdict(caught="silent", steps=0, message="")
 
 
 def played(make: Callable[[], Components]) -> Verdict:
-    """Do a whole run, and return its result."""
+    """Do a whole run, and return its result; of a silent one the reward, as means of five iterations."""
     diary = Diary()
     try:
         with contextlib.ExitStack() as stack:
@@ -286,23 +202,111 @@ def played(make: Callable[[], Components]) -> Verdict:
             train(components, diary)
     except RlcoreError as error:
         return Verdict(caught="stopped", steps=len(diary.rows), message=error.what)
-    warned = [noted for noted in diary.notes if any(word in noted[1] for word in _WARNINGS)]
-    if warned:
-        return Verdict(caught="warned", steps=warned[0][0], message=warned[0][1])
-    return Verdict(caught="silent", steps=len(diary.rows), message=course_of(diary.rows))
+    for steps, text in diary.notes:
+        if any(word in text for word in _WARNINGS):
+            return Verdict(caught="warned", steps=steps, message=text)
+    first, last = (sum(row["reward/mean"] for row in part) / 5.0 for part in (diary.rows[:5], diary.rows[-5:]))
+    message = f"the reward went from {first:.2f} to {last:.2f}"
+    return Verdict(caught="silent", steps=len(diary.rows), message=message)
 
 
-def course_of(rows: list[dict[str, float]]) -> str:
-    """Return the reward as means of five iterations: the cost of a silent fault."""
-    first, last = (sum(row["reward/mean"] for row in part) / 5.0 for part in (rows[:5], rows[-5:]))
-    return f"the reward went from {first:.2f} to {last:.2f}"
+def components_of(
+    scene: str, *, folder: Path | None = None, seed: int = 0, dtype: torch.dtype = torch.float32, **settings: Any
+) -> Components:
+    """Make the components of a run of a scene, as a preset would."""
+    config = c.RlConfig(**{**_BASE, **SCENES[scene], **settings})
+    first, asked = start(STARTS.get(scene, "start")), prompts()
+    tokenizer, runtime = ChatTokenizer.load(first), Runtime(device=torch.device("cpu"), compute_dtype=dtype)
+    engine = NativeSampler(runtime.load_frozen(first), tokenizer)
+    plan = LearnerPlan(start=first, critic_start=first, config=config, seed=seed)
+    verifier = build_rewards(_TERMS[:1], resources=RewardResources())
+    return Components(
+        seed=seed,
+        learner=DistributedLearner(plan, _RANKS, runtime, log=lambda _: None)
+        if scene == TWO_RANKS
+        else make_learner(plan, make_policy(plan, runtime), runtime),
+        engine=engine,
+        sampler=_player(scene, engine, tokenizer),
+        engine_dtype=dtype,
+        tokenizer=tokenizer,
+        reward=build_rewards(config.rewards, resources=RewardResources()),
+        prompts=asked[: 4 * len(asked) // 5],
+        held_out=HeldOut(prompts=asked[4 * len(asked) // 5 :], verifier=verifier),
+        folder=folder or new_folder(),
+        identity={"scene": scene, "seed": str(seed)},
+        # The rules on curves are off: groups of four and sixteen rollouts are too few for them.
+        health=c.HealthConfig(action="off", audit=c.AuditConfig(max_time_fraction=1.0, rollouts=4)),
+    )
 
 
-def resumed(scene: str, *, killed_after: int = 3, **settings: Any) -> Iterator[Path]:
-    """Run up to a kill, then pass the folder to the function that resumes."""
-    folder = new_folder()
-    often = {"checkpoints": CheckpointConfig(every_iterations=1), **settings}
-    components = components_of(scene, folder=folder, **often)
-    with contextlib.suppress(KilledError), contextlib.closing(components.learner):
-        train(components, Diary(killed_after=killed_after))
-    yield folder
+def _player(scene: str, engine: NativeSampler, tokenizer: ChatTokenizer) -> Sampler:
+    if scene == AGENT:
+        return AgentSampler(engine, tokenizer, c.AgentConfig(command=("python", "-c", _CALL)))
+    return EpisodeSampler(engine, tokenizer, [CalculatorTool()], _EPISODES) if scene == CALCULATOR else engine
+
+
+@functools.cache
+def home() -> Path:
+    """Return a folder for all files, which is removed with the process."""
+    _KEPT.append(tempfile.TemporaryDirectory(prefix="rlcore-faults-"))
+    return Path(_KEPT[-1].name)
+
+
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+_numbers = itertools.count()
+
+
+def new_folder() -> Path:
+    """Return a folder that does not exist yet."""
+    return home() / f"run-{next(_numbers)}"
+
+
+@functools.cache
+def scratch() -> Path:
+    """Make the untrained model."""
+    import_model(c.ModelConfig(source="scratch", shape=SHAPE), home() / "scratch", seed=0)
+    return home() / "scratch"
+
+
+def rows_of_sums() -> list[tuple[tuple[Message, ...], str]]:
+    """Return questions with short answers, half of them wrong."""
+    draws, rows = random.Random(0), []
+    for question, total in SUMS.items():
+        said = total if draws.random() < 0.5 else max(0, total + draws.choice((-2, -1, 1, 2)))
+        words = " ".join(draws.choice(("so", "well", "thus", "hence")) for _ in range(draws.randint(1, 4)))
+        rows.append(((Message(role="user", content=question),), f"{words} #### {said}"))
+    return rows
+
+
+def start(kind: str = "start") -> Path:
+    """Train a policy that answers in the format and is sometimes right.
+
+    Of the kind ``calling`` it calls the calculator first; ``untied``: its head is a separate tensor.
+    """
+    return _start(kind)
+
+
+@functools.cache
+def _start(kind: str) -> Path:
+    model = load_policy(start() if kind == "untied" else scratch(), **CPU)
+    if kind == "untied":
+        model.config.tie_word_embeddings = False
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    else:
+        tokenizer, rows, calls = ChatTokenizer.load(scratch()), rows_of_sums(), kind == "calling"
+        made = [render_conversation(tokenizer, _called(asked) if calls else asked, said) for asked, said in rows]
+        config = dataclasses.replace(SFT, num_steps=5 * SFT.num_steps) if calls else SFT  # copying takes longer
+        train_sft(model, made, made[::2], config, seed=0, report=lambda *_: None)
+    save_model(model, scratch(), home() / kind)
+    return home() / kind
+
+
+def _called(asked: tuple[Message, ...]) -> tuple[Message, ...]:
+    question = asked[0].content
+    call = Message(role="assistant", content=f"<tool:calculator>{question}</tool>")
+    return (*asked, call, Message(role="tool", content=str(SUMS[question])))
+
+
+def prompts() -> list[Prompt]:
+    """Return sums with their reference answers."""
+    return chat_prompts(ChatTokenizer.load(start()), {question: str(total) for question, total in SUMS.items()})

@@ -14,29 +14,16 @@ import torch
 
 from benchmarks.peers.record import Record
 from benchmarks.peers.work import EOS, Work, advantages, parity, text_of
+from rlcore import config
 from rlcore.algorithms.resolve import resolve_algorithm
-from rlcore.config import (
-    DpoConfig,
-    HealthConfig,
-    ObjectiveConfig,
-    OptimConfig,
-    RewardModelConfig,
-    RlConfig,
-    RolloutCorrectionConfig,
-    SamplingConfig,
-    SftConfig,
-    UpdateConfig,
-)
-from rlcore.config.health import AuditConfig
 from rlcore.hardware.precision import set_compute_dtype
 from rlcore.loop import iteration
 from rlcore.loop.components import Components
+from rlcore.loop.native import chat_prompts
 from rlcore.loop.recorder import LogRecorder
-from rlcore.loop.weight_sync import verify_sync
 from rlcore.models.batching import choose_kernels
 from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.heads import ScalarHeadModel
-from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.user_function import function_reward
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.decoding import Decoded, decode, sample_tokens
@@ -51,9 +38,19 @@ from rlcore.training.local_learner import LocalLearner
 from rlcore.training.preferences import TokenPair
 from rlcore.training.reward_learner import RewardLearner
 from rlcore.training.sft import train_sft
-from rlcore.types import Message, Prompt, TrainingSample
+from rlcore.types import TrainingSample
 
-OPTIM = OptimConfig(beta2=0.999)
+OPTIM = config.OptimConfig(beta2=0.999)
+
+
+def _silent(step: int, metrics: Any) -> None:
+    """Report nothing: TRL logs nothing either."""
+
+
+def _settings(work: Work, microbatch: int, batch_size: int) -> dict[str, Any]:
+    """Return the settings of a supervised stage."""
+    sizes = {"batch_size": batch_size, "tokens_per_microbatch": microbatch}
+    return {**sizes, "learning_rate": work.learning_rate, "optim": OPTIM}
 
 
 class ForcedSampler(NativeSampler):
@@ -80,40 +77,34 @@ def _forced(logits: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, t
     return tokens, wide.gather(-1, tokens[:, None])[:, 0] - wide.logsumexp(-1)
 
 
-def policy(work: Work, option: str = "") -> Any:
-    """Make the policy as a checkpoint is loaded: float32 weights, products in the precision of the work."""
+def _policy(work: Work, record: Record, option: str) -> Any:
+    """Make the policy as a checkpoint is loaded: float32 weights, products in the precision of the work; observed."""
     model = set_compute_dtype(work.make_model(), work.compute_dtype)
     choose_kernels(model)
+    record.watch(model)
     return enable_gradient_checkpointing(model) if option == "checkpointing" else model
 
 
-def watched(work: Work, record: Record, option: str = "") -> Any:
-    """Make an observed policy."""
-    model = policy(work, option)
-    record.watch(model)
-    return model
-
-
-def make_learner(work: Work, model: Any, microbatch: int) -> Learner:
+def _make_learner(work: Work, model: Any, microbatch: int) -> Learner:
     """Make the learner of GRPO steps, with ``microbatch`` tokens at most in a pass."""
-    default = RolloutCorrectionConfig()
-    config = RlConfig(
+    default = config.RolloutCorrectionConfig()
+    settings = config.RlConfig(
         algorithm="grpo",
         num_iterations=work.steps,
         prompts_per_iteration=work.num_prompts,
         group_size=work.group_size,
         learning_rate=work.learning_rate,
-        sampling=SamplingConfig(max_new_tokens=work.max_new_tokens),
-        update=UpdateConfig(
+        sampling=config.SamplingConfig(max_new_tokens=work.max_new_tokens),
+        update=config.UpdateConfig(
             tokens_per_microbatch=microbatch,
             optim=OPTIM,
             # as in TRL's default loss: tokens count equally, and the standard deviation is that of a sample
-            objective=ObjectiveConfig(scale="group_sample", weighting="token_mean"),
+            objective=config.ObjectiveConfig(scale="group_sample", weighting="token_mean"),
             # given completions have no log-probabilities of a sampler
-            rollout_correction=RolloutCorrectionConfig(mode="off" if work.task == "update" else default.mode),
+            rollout_correction=config.RolloutCorrectionConfig(mode="off" if work.task == "update" else default.mode),
         ),
     )
-    return Learner(model, None, algorithm=resolve_algorithm(config), config=config)
+    return Learner(model, None, algorithm=resolve_algorithm(settings), config=settings)
 
 
 def _see_samples(record: Record, samples: Sequence[TrainingSample]) -> None:
@@ -123,14 +114,8 @@ def _see_samples(record: Record, samples: Sequence[TrainingSample]) -> None:
 
 
 def grpo(work: Work, record: Record, microbatch: int, option: str) -> None:
-    """Train on rewards by rule."""
-    learner = LocalLearner(make_learner(work, watched(work, record, option), microbatch))
-    reward = function_reward(lambda rollouts: parity([], [each.completion_ids for each in rollouts]))
-    iterate(work, record, learner, reward)
-
-
-def iterate(work: Work, record: Record, learner: LocalLearner, reward: WeightedReward) -> None:
     """Run iterations of :func:`rlcore.train` with canaries and audit, but no checkpoints: TRL writes none either."""
+    learner = LocalLearner(_make_learner(work, _policy(work, record, option), microbatch))
     tokenizer = ChatTokenizer.of(work.make_tokenizer(), (EOS,))
     weights = learner.learner.policy
     if work.compute_dtype != torch.float32:
@@ -138,16 +123,7 @@ def iterate(work: Work, record: Record, learner: LocalLearner, reward: WeightedR
     engine = ForcedSampler(weights, tokenizer, work)
     del weights
     record.watch(engine._model)
-    prompts = [
-        Prompt(
-            prompt_id=str(number),
-            messages=(Message(role="user", content=text_of(ids)),),
-            token_ids=ids,
-            reference="",
-            task="work",
-        )
-        for number, (ids, _) in enumerate(work.groups)
-    ]
+    prompts = chat_prompts(tokenizer, {text_of(ids): "" for ids, _ in work.groups})
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         components = Components(
             seed=0,
@@ -156,12 +132,12 @@ def iterate(work: Work, record: Record, learner: LocalLearner, reward: WeightedR
             sampler=engine,
             engine_dtype=work.compute_dtype,
             tokenizer=tokenizer,
-            reward=reward,
+            reward=function_reward(lambda rollouts: parity([], [each.completion_ids for each in rollouts])),
             prompts=prompts,
             folder=Path(folder),
             identity={},
             # given tokens are no draws from the policy, which the audit notices; with "stop" it would end the run
-            health=HealthConfig(audit=AuditConfig(action="warn")),
+            health=config.HealthConfig(audit=config.AuditConfig(action="warn")),
         )
         run = stack.enter_context(iteration.open_run(components, LogRecorder(work.steps)))
         stack.enter_context(patch.object(run.checkpoints, "is_due", lambda _: False))
@@ -174,8 +150,7 @@ def iterate(work: Work, record: Record, learner: LocalLearner, reward: WeightedR
         stack.enter_context(patch.object(learner, "update", seen))
         for owner, name, part in (
             (iteration, "collect_groups", "generation"),
-            (iteration, "sync_when_idle", "sync"),
-            (engine, "load_weights", "load"),
+            (iteration, "sync_when_idle", "sync and canaries"),
             (run.audit, "check_before_update", "audit"),
             (run.audit, "check_after_update", "audit"),
         ):
@@ -183,10 +158,6 @@ def iterate(work: Work, record: Record, learner: LocalLearner, reward: WeightedR
         record.start()
         for _ in range(work.steps):
             iteration.iterate(run)
-        record.stop()
-        with record.part("later_canaries"):
-            for _ in range(work.steps):
-                verify_sync(components, run.calibrations, by_probes=False)
         print(record.report())
 
 
@@ -203,7 +174,7 @@ def _time(owner: Any, name: str, record: Record, part: str, stack: ExitStack) ->
 
 def update(work: Work, record: Record, microbatch: int, option: str) -> None:
     """Take steps of the learner on given completions."""
-    learner, samples = make_learner(work, watched(work, record, option), microbatch), samples_of(work)
+    learner, samples = _make_learner(work, _policy(work, record, option), microbatch), _samples(work)
     record.start()
     for step in range(work.steps):
         _see_samples(record, samples)
@@ -211,28 +182,17 @@ def update(work: Work, record: Record, microbatch: int, option: str) -> None:
     print(record.report())
 
 
-def samples_of(work: Work) -> list[TrainingSample]:
+def _samples(work: Work) -> list[TrainingSample]:
     """Return the given completions with their advantages, in which no sampler's log-probability counts."""
     samples = []
     for group, (prompt, completions) in enumerate(work.groups):
         values = advantages(parity(completions, completions))
         for ids, advantage in zip(completions, values, strict=True):
             zeros = torch.zeros(len(ids))
-            samples.append(
-                TrainingSample(
-                    episode=len(samples),
-                    group=group,
-                    prompt_ids=prompt,
-                    completion_ids=ids,
-                    loss_mask=torch.ones(len(ids), dtype=torch.bool),
-                    sampler_logprobs=zeros,
-                    old_logprobs=zeros,
-                    ref_logprobs=zeros,
-                    advantages=torch.full_like(zeros, advantage),
-                    values=zeros,
-                    returns=zeros,
-                )
-            )
+            same = dict.fromkeys(("sampler_logprobs", "old_logprobs", "ref_logprobs", "values", "returns"), zeros)
+            own = {"loss_mask": torch.ones(len(ids), dtype=torch.bool), "advantages": zeros + advantage}
+            place = {"episode": len(samples), "group": group}
+            samples.append(TrainingSample(**place, prompt_ids=prompt, completion_ids=ids, **own, **same))
     return samples
 
 
@@ -242,19 +202,13 @@ def sft(work: Work, record: Record, microbatch: int, option: str) -> None:
         Demonstration(sequence=TokenSequence(prompt_ids=prompt, completion_ids=ids), loss_mask=(True,) * len(ids))
         for prompt, (ids, *_) in work.groups
     ]
-    config = SftConfig(
-        num_steps=work.steps,
-        batch_size=len(rows),
-        learning_rate=work.learning_rate,
-        tokens_per_microbatch=microbatch,
-        optim=OPTIM,
-    )
-    model = watched(work, record, option)
+    settings = config.SftConfig(num_steps=work.steps, **_settings(work, microbatch, len(rows)))
+    model = _policy(work, record, option)
     record.start()
     for row in rows * work.steps:
         ids = (*row.sequence.prompt_ids, *row.sequence.completion_ids)
         record.see(ids, trained=sum(row.loss_mask), value=1.0)
-    train_sft(model, rows, rows[:1], config, seed=0, report=_silent)
+    train_sft(model, rows, rows[:1], settings, seed=0, report=_silent)
     print(record.report())
 
 
@@ -271,41 +225,25 @@ def _pairs(work: Work, record: Record, *, marks: bool) -> list[TokenPair]:
 
 def rm(work: Work, record: Record, microbatch: int, option: str) -> None:
     """Audit the labels of pairs and train a reward model, from the weights of transformers' classifier."""
-    config = RewardModelConfig(
-        num_epochs=work.steps,
-        batch_size=work.num_prompts,
-        learning_rate=work.learning_rate,
-        head_learning_rate=work.learning_rate,
-        tokens_per_microbatch=microbatch,
-        optim=OPTIM,
-    )
-    model = ScalarHeadModel.on_backbone(watched(work, record, option))
+    common = _settings(work, microbatch, work.num_prompts)
+    settings = config.RewardModelConfig(num_epochs=work.steps, head_learning_rate=work.learning_rate, **common)
+    model = ScalarHeadModel.on_backbone(_policy(work, record, option))
     with torch.no_grad():
         model.head.weight.copy_(work.make_classifier().score.weight)
-    learner, pairs = RewardLearner((model,), config), _pairs(work, record, marks=False)
+    learner, pairs = RewardLearner((model,), settings), _pairs(work, record, marks=False)
     with ExitStack() as stack:
         _time(learner, "features", record, "audit", stack)
         _time(reward_fit, "audit_labels", record, "audit", stack)
         record.start()
-        reward_fit.fit_reward_model(learner, pairs, config, seed=0, report=_silent)
+        reward_fit.fit_reward_model(learner, pairs, settings, seed=0, report=_silent)
         print(record.report())
 
 
 def dpo(work: Work, record: Record, microbatch: int, option: str) -> None:
     """Train the policy on pairs; its log-probabilities before the first step are the reference."""
-    config = DpoConfig(
-        num_epochs=work.steps,
-        batch_size=work.num_prompts,
-        learning_rate=work.learning_rate,
-        tokens_per_microbatch=microbatch,
-        optim=OPTIM,
-    )
-    learner = DpoLearner(watched(work, record, option), config)
+    settings = config.DpoConfig(num_epochs=work.steps, **_settings(work, microbatch, work.num_prompts))
+    learner = DpoLearner(_policy(work, record, option), settings)
     record.start()
     pairs = _pairs(work, record, marks=True)
-    run_dpo_steps(learner, pairs, pairs[:1], config, seed=0, report=_silent)
+    run_dpo_steps(learner, pairs, pairs[:1], settings, seed=0, report=_silent)
     print(record.report())
-
-
-def _silent(step: int, metrics: Any) -> None:
-    """Report nothing: TRL logs nothing either."""

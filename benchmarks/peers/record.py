@@ -1,4 +1,4 @@
-"""Observation of one side of a comparison: time, memory, and the work that was really done.
+"""Observation of one side of a comparison: time, memory, and the work that was really done; equal work, or an error.
 
 Nothing here comes from settings: token ids and advantages are those that reach the trainer, updates, gradients and
 weights those that reach the optimizer, precisions those of a layer's output.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import resource
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +20,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from benchmarks.peers.work import Work
+
+OTHERS = "products of other passes"
+EXACT = ("sequences", "tokens", "trained tokens", "token ids", "updates", "weights", "products of updates", OTHERS)
+ADVANTAGE = {"float32": 1e-3, "bfloat16": 1e-1}  # TRL adds 1e-4 to the standard deviation
+GRADIENT = {"float32": 2e-3, "bfloat16": 5e-2}  # relative, of the norm over all parameters
 
 
 class Record:
@@ -29,21 +35,16 @@ class Record:
         self._sequences: list[tuple[tuple[int, ...], int, float]] = []
         self._gradients: list[list[float]] = []
         self._weights, self._products = set[torch.dtype](), defaultdict[str, set[torch.dtype]](set)
-        self._followed = set[int]()
-        self._positions, self._parts, self._marks = 0, defaultdict[str, float](float), list[float]()
+        self._parts, self._marks = defaultdict[str, float](float), list[float]()
 
     def see(self, token_ids: Sequence[int], *, trained: int, value: float) -> None:
         """Record a sequence that reaches the trainer, its number of trained tokens, and its advantage or side."""
         self._sequences.append((tuple(token_ids), trained, value))
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Observe the precision of a model's products, and the positions of its largest training pass."""
+        """Observe the precision of a model's products."""
         layer = next(module for name, module in model.named_modules() if name.endswith("mlp.down_proj"))
         layer.register_forward_hook(self._forward)
-
-    def follow(self, model: torch.nn.Module) -> None:
-        """Observe only the updates of this model, and not those of a critic: its losses have conventions."""
-        self._followed |= {id(each) for each in model.parameters()}
 
     def start(self) -> None:
         """Start the clock, and observe every optimizer step from now on. A second call does nothing."""
@@ -79,7 +80,6 @@ class Record:
             **{f"{name}_cpu_seconds": seconds for name, seconds in self._parts.items()},
             "step_seconds": [end - start for start, end in zip(self._marks, self._marks[1:], strict=False)],
             "peak_mib": self._peak - (self._bare if self._work.device == "cpu" else 0.0),
-            "positions": self._positions,
             "work": {
                 "sequences": len(rows),
                 "tokens": sum(len(ids) for ids, _, _ in rows),
@@ -96,15 +96,9 @@ class Record:
 
     def _forward(self, module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
         self._products["update" if output.requires_grad else "other"].add(output.dtype)
-        if output.requires_grad:
-            self._positions = max(self._positions, output.shape[:-1].numel())
 
     def _step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         parameters = [each for group in optimizer.param_groups for each in group["params"]]
-        if self._followed:
-            parameters = [each for each in parameters if id(each) in self._followed]
-        if not parameters:
-            return
         self._weights |= {each.dtype for each in parameters}
         self._gradients.append(sorted(float(each.grad.norm()) for each in parameters if each.grad is not None))
         self._marks.append(_now(self._work.device))
@@ -124,3 +118,44 @@ def _peak_mib(device: str) -> float:
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+class UnequalWorkError(Exception):
+    """Two sides did different work; names the first differences."""
+
+
+def require_same_work(first: Mapping[str, Any], second: Mapping[str, Any], *, names: tuple[str, str]) -> None:
+    """Compare the observed work of two records.
+
+    Raises:
+        UnequalWorkError: Token ids, counts, advantages, updates, gradients or precisions differ.
+    """
+    found = differences(first, second)
+    if found:
+        lines = [f"{name}: {names[0]} {left}, {names[1]} {right}" for name, left, right in found]
+        raise UnequalWorkError(f"{names[0]} and {names[1]} did different work, so no figure:\n  " + "\n  ".join(lines))
+
+
+def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Return the name of each difference with both values."""
+    # passes without gradient are those of generation; in other tasks a side may have none that is observed
+    names = EXACT if first[OTHERS] and second[OTHERS] else [name for name in EXACT if name != OTHERS]
+    found = [(name, first[name], second[name]) for name in names if first[name] != second[name]]
+    if not found:
+        advantage, gradient = (
+            max(bounds[name] for name in first["products of updates"]) for bounds in (ADVANTAGE, GRADIENT)
+        )
+        found = _far("advantages", [first["advantages"]], [second["advantages"]], advantage)
+        found += _far("gradients", first["gradients"], second["gradients"], gradient)
+    return found
+
+
+def _far(
+    name: str, first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], bound: float
+) -> list[tuple[str, Any, Any]]:
+    """Return the first pair of vectors that differ by more than ``bound`` times their norm."""
+    for left, right in zip(first, second, strict=True):
+        if len(left) != len(right) or math.dist(left, right) > bound * math.hypot(*left):
+            shown = f"{len(left)} numbers of norm {math.hypot(*left):.6g}"
+            return [(name, shown, f"{len(right)} of {math.hypot(*right):.6g}")]
+    return []

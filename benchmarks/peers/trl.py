@@ -6,25 +6,24 @@ The tuned base is without gradient checkpointing, at the precision of the work.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from datasets import Dataset
 from transformers import LogitsProcessor, LogitsProcessorList
-from transformers.generation.continuous_batching import ContinuousBatchingManager
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from benchmarks.peers.options import OPTIONS
+from benchmarks.peers.compare import OPTIONS
 from benchmarks.peers.record import Record
-from benchmarks.peers.work import EOS, Work, parity, text_of
+from benchmarks.peers.work import EOS, SUPERVISED, Work, parity, text_of
 
 
-def settings(work: Work, folder: str, microbatch: int, option: str) -> dict[str, Any]:
-    """Return the settings of a trainer."""
-    base = {
-        "output_dir": folder,
+def _settings(work: Work, microbatch: int, option: str) -> dict[str, Any]:
+    """Return the settings of a trainer; a pair is a row."""
+    rows = work.num_prompts * (1 if work.task in SUPERVISED else work.group_size)
+    return {
         "use_cpu": work.device == "cpu",
         "report_to": "none",
         "disable_tqdm": True,
@@ -33,33 +32,32 @@ def settings(work: Work, folder: str, microbatch: int, option: str) -> dict[str,
         "max_steps": work.steps,
         "learning_rate": work.learning_rate,
         "lr_scheduler_type": "constant",
-        "per_device_train_batch_size": min(microbatch, work.rows),
-        "gradient_accumulation_steps": max(1, work.rows // microbatch),
+        "per_device_train_batch_size": min(microbatch, rows),
+        "gradient_accumulation_steps": max(1, rows // microbatch),
+        "bf16": work.dtype == "bfloat16",
+        "gradient_checkpointing": option == "checkpointing",
+        **OPTIONS.get(work.task, {}).get(option, {}),
     }
-    if option == "defaults":
-        return base
-    tuned = {"bf16": work.dtype == "bfloat16", "gradient_checkpointing": option == "checkpointing"}
-    return base | tuned | OPTIONS.get(work.task, {}).get(option, {})
 
 
-def _train(trainer: Any, record: Record, option: str) -> None:
-    """Record the rows of each micro-batch, and train."""
-    compute = trainer.compute_loss
+def _train(work: Work, record: Record, option: str, make: Callable[[str], Any]) -> None:
+    """Make a trainer that writes to a folder, record the rows of each micro-batch, and train."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = make(folder)
+        compute = trainer.compute_loss
 
-    def seen(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        for ids, trained, value in _rows(inputs):
-            record.see(ids, trained=trained, value=value)
-        return compute(model, inputs, *args, **kwargs)
+        def seen(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            for ids, trained, value in _rows(inputs):
+                record.see(ids, trained=trained, value=value)
+            return compute(model, inputs, *args, **kwargs)
 
-    trainer.compute_loss = seen
-    if option == "hub kernels":
-        trainer.model.set_use_kernels(True)
-    if option == "padding-free" and not trainer.padding_free:
-        raise RuntimeError(f"{type(trainer).__name__} switches padding_free off")
-    record.watch(trainer.model)
-    record.start()
-    trainer.train()
-    print(record.report())
+        trainer.compute_loss = seen
+        if option == "padding-free" and not trainer.padding_free:
+            raise RuntimeError(f"{type(trainer).__name__} switches padding_free off")
+        record.watch(trainer.model)
+        record.start()
+        trainer.train()
+        print(record.report())
 
 
 def _rows(inputs: Any) -> Iterator[tuple[list[int], int, float]]:
@@ -91,10 +89,10 @@ class _Forced(LogitsProcessor):
         return scores.scatter_(1, self._wanted[:, input_ids.shape[1] - self._width, None], 1e9)
 
 
-def _force(model: Any, work: Work, record: Record) -> None:
-    """Make ``generate`` and continuous batching give the given completions, row by row."""
-    generate, generate_batch, add_request = model.generate, model.generate_batch, ContinuousBatchingManager.add_request
-    completions = [ids for _, group in work.groups for ids in group]
+def grpo(work: Work, record: Record, microbatch: int, option: str, rollouts: Callable[..., Any] | None = None) -> None:
+    """Sample and train; ``generate`` gives the given completions, row by row."""
+    model = work.make_model()
+    generate, completions = model.generate, [ids for _, group in work.groups for ids in group]
     wanted = torch.full((len(completions), work.max_new_tokens), EOS)
     for row, ids in zip(wanted, completions, strict=True):
         row[: len(ids)] = torch.tensor(ids)
@@ -104,41 +102,19 @@ def _force(model: Any, work: Work, record: Record) -> None:
         with record.part("generation"):
             return generate(**inputs, logits_processor=LogitsProcessorList([processor]))
 
-    def forced_batch(prompts: Sequence[Sequence[int]], **settings: Any) -> Any:
-        left = {tuple(prompt): list(group) for prompt, group in work.groups}
-        given: dict[str, tuple[int, ...]] = {}
+    model.generate = forced
 
-        def add(manager: Any, input_ids: list[int], request_id: str, **others: Any) -> Any:
-            given[request_id] = left[tuple(input_ids)].pop(0)
-            others |= {"max_new_tokens": len(given[request_id]), "eos_token_id": -1}
-            return add_request(manager, input_ids, request_id, **others)
-
-        ContinuousBatchingManager.add_request = add
-        with record.part("generation"):
-            made = generate_batch(prompts, **settings)
-        for name, output in made.items():  # another token costs the same
-            assert len(output.generated_tokens) == len(given[name])
-            output.generated_tokens = list(given[name])
-        return made
-
-    model.generate, model.generate_batch = forced, forced_batch
-
-
-def _policy_trainer(
-    work: Work, record: Record, microbatch: int, option: str, rollouts: Callable[..., Any] | None
-) -> None:
-    model = work.make_model()
-    _force(model, work, record)
-    with tempfile.TemporaryDirectory() as folder:
+    def make(folder: str) -> GRPOTrainer:
         config = GRPOConfig(
+            output_dir=folder,
             num_generations=work.group_size,
             max_completion_length=work.max_new_tokens,
             temperature=1.0,
             beta=0.0,
             shuffle_dataset=False,
-            **settings(work, folder, microbatch, option),
+            **_settings(work, microbatch, option),
         )
-        trainer = GRPOTrainer(
+        return GRPOTrainer(
             model=model,
             reward_funcs=parity,
             args=config,
@@ -146,12 +122,8 @@ def _policy_trainer(
             processing_class=work.make_tokenizer(),
             rollout_func=rollouts,
         )
-        _train(trainer, record, option)
 
-
-def grpo(work: Work, record: Record, microbatch: int, option: str) -> None:
-    """Sample and train."""
-    _policy_trainer(work, record, microbatch, option, None)
+    _train(work, record, option, make)
 
 
 def update(work: Work, record: Record, microbatch: int, option: str) -> None:
@@ -161,7 +133,22 @@ def update(work: Work, record: Record, microbatch: int, option: str) -> None:
         rows = [(list(prompt), list(ids)) for prompt, group in work.groups for ids in group]
         return {"prompt_ids": [row[0] for row in rows], "completion_ids": [row[1] for row in rows], "logprobs": None}
 
-    _policy_trainer(work, record, microbatch, option, rollouts)
+    grpo(work, record, microbatch, option, rollouts)
+
+
+def _supervised(
+    work: Work, record: Record, microbatch: int, option: str, kinds: tuple[Any, Any], rows: list[Any], **others: Any
+) -> None:
+    trainer, settings = kinds
+    model = work.make_classifier() if work.task == "rm" else work.make_model()
+    given = {"completion_only_loss": True} if work.task == "sft" else {}
+
+    def make(folder: str) -> Any:
+        config = settings(output_dir=folder, **given, **_settings(work, microbatch, option))
+        dataset, tokenizer = Dataset.from_list(rows), work.make_tokenizer()
+        return trainer(model=model, args=config, train_dataset=dataset, processing_class=tokenizer, **others)
+
+    _train(work, record, option, make)
 
 
 def sft(work: Work, record: Record, microbatch: int, option: str) -> None:
@@ -170,14 +157,7 @@ def sft(work: Work, record: Record, microbatch: int, option: str) -> None:
         {"input_ids": [*prompt, *ids], "completion_mask": [0] * len(prompt) + [1] * len(ids)}
         for prompt, (ids, *_) in work.groups
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = SFTTrainer(
-            model=work.make_model(),
-            args=SFTConfig(completion_only_loss=True, **settings(work, folder, microbatch, option)),
-            train_dataset=Dataset.from_list(rows),
-            processing_class=work.make_tokenizer(),
-        )
-        _train(trainer, record, option)
+    _supervised(work, record, microbatch, option, (SFTTrainer, SFTConfig), rows)
 
 
 def rm(work: Work, record: Record, microbatch: int, option: str) -> None:
@@ -186,14 +166,7 @@ def rm(work: Work, record: Record, microbatch: int, option: str) -> None:
         {"chosen_ids": [*prompt, *chosen], "rejected_ids": [*prompt, *rejected]}
         for prompt, (chosen, rejected) in work.groups
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = RewardTrainer(
-            model=work.make_classifier(),
-            args=RewardConfig(**settings(work, folder, microbatch, option)),
-            train_dataset=Dataset.from_list(rows),
-            processing_class=work.make_tokenizer(),
-        )
-        _train(trainer, record, option)
+    _supervised(work, record, microbatch, option, (RewardTrainer, RewardConfig), rows)
 
 
 def dpo(work: Work, record: Record, microbatch: int, option: str) -> None:
@@ -208,12 +181,6 @@ def dpo(work: Work, record: Record, microbatch: int, option: str) -> None:
         record.start()  # TRL does this work in its constructor, rlcore in its first step
         return precompute(*args)
 
-    with tempfile.TemporaryDirectory() as folder, patch.object(DPOTrainer, "_precompute_ref_logps", timed):
-        trainer = DPOTrainer(
-            model=work.make_model(),
-            ref_model=None if option == "precomputed reference" else work.make_model(),
-            args=DPOConfig(**settings(work, folder, microbatch, option)),
-            train_dataset=Dataset.from_list(rows),
-            processing_class=work.make_tokenizer(),
-        )
-        _train(trainer, record, option)
+    reference = None if option == "precomputed reference" else work.make_model()
+    with patch.object(DPOTrainer, "_precompute_ref_logps", timed):
+        _supervised(work, record, microbatch, option, (DPOTrainer, DPOConfig), rows, ref_model=reference)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -17,33 +17,21 @@ from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-from benchmarks.floor import forward_flops
-
 PAD, EOS = 0, 1
 SUPERVISED = ("sft", "rm", "dpo")
-KL = 0.05  # of PPO's reward
-VALUE_LOSS = 1e-6  # weight of PPO's critic loss: gradients of a shared backbone are those of the policy's loss
-_NAMES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
-)
+_NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_NAMES += ("num_key_value_heads", "max_position_embeddings")
 
 
-def shape(kind: str, *sizes: int, **others: Any) -> dict[str, Any]:
-    """Return the fields of a model's configuration."""
+def _shape(kind: str, *sizes: int, **others: Any) -> dict[str, Any]:
     return dict(zip(_NAMES, sizes, strict=True)) | {"model_type": kind, "tie_word_embeddings": True} | others
 
 
 SHAPES: dict[str, dict[str, Any]] = {
-    "micro": shape("llama", 64, 32, 64, 2, 4, 2, 256, bos_token_id=None),
-    "tiny": shape("llama", 1024, 256, 688, 6, 8, 4, 512, bos_token_id=None),
-    "smollm2": shape("llama", 49152, 576, 1536, 30, 9, 3, 8192, bos_token_id=None),
-    "qwen3-0.6b": shape("qwen3", 151936, 1024, 3072, 28, 16, 8, 40960, head_dim=128),
+    "micro": _shape("llama", 64, 32, 64, 2, 4, 2, 256, bos_token_id=None),
+    "tiny": _shape("llama", 1024, 256, 688, 6, 8, 4, 512, bos_token_id=None),
+    "smollm2": _shape("llama", 49152, 576, 1536, 30, 9, 3, 8192, bos_token_id=None),
+    "qwen3-0.6b": _shape("qwen3", 151936, 1024, 3072, 28, 16, 8, 40960, head_dim=128),
 }
 _TEMPLATE = (
     "{% for message in messages %}{{ message.content }}{% if message.role == 'assistant' %}<eos>{% endif %}"
@@ -57,8 +45,7 @@ class Work:
     """One comparison: a number of optimizer steps, each on all prompts with all their completions.
 
     Attributes:
-        task: ``grpo`` samples and trains; so do ``ppo`` and ``ppo_shared``, whose critic is a head on the policy;
-            ``update`` trains on given completions; ``sft``; ``rm`` and ``dpo`` on pairs.
+        task: ``grpo`` samples and trains, ``update`` trains on given completions; ``sft``; ``rm`` and ``dpo`` on pairs.
         prompt_tokens: Shortest and longest prompt.
         completion_tokens: Shortest and longest completion, the EOS included.
     """
@@ -115,20 +102,9 @@ class Work:
         return 1e-4 if self.task in SUPERVISED else 1e-6
 
     @property
-    def rows(self) -> int:
-        """Return the number of rows of a step; a pair is one."""
-        return self.num_prompts * (1 if self.task in SUPERVISED else self.group_size)
-
-    @property
     def max_new_tokens(self) -> int:
         """Return the length of the longest completion."""
         return int(max(self.completion_tokens))
-
-    @property
-    def floor_flops(self) -> float:
-        """Return the FLOP of exact policy updates: each prompt once, no padding, the head on completions."""
-        passes = 4 if self.task == "grpo" else 3  # one to sample, three to train
-        return self.steps * passes * forward_flops(SHAPES[self.shape], self.prompt_lengths, self.completion_lengths)
 
     def make_model(self) -> Any:
         """Make the policy, the same float32 weights on both sides."""
@@ -155,10 +131,6 @@ class Work:
         made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
         made.chat_template = _TEMPLATE
         return made
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields, for JSON."""
-        return asdict(self)
 
 
 def text_of(token_ids: Sequence[int]) -> str:

@@ -88,7 +88,7 @@ def find_machine(config: HardwareConfig) -> Machine:
 def slow_dtype_warning(machine: Machine) -> str:
     """Return a warning if this CPU computes half precision much slower than float32, else "".
 
-    The measurements are in docs/benchmarks/precision.md: bfloat16 needs AVX-512, float16 its own units.
+    The measurements are in docs/benchmarks/learning.md: bfloat16 needs AVX-512, float16 its own units.
     """
     needed = {"bfloat16": "AVX512", "float16": "amx_fp16"}.get(machine.precision)
     if machine.device != "cpu" or needed is None or needed in machine.instructions:
@@ -102,7 +102,7 @@ def slow_dtype_warning(machine: Machine) -> str:
 def fast_dtype_hint(machine: Machine) -> str:
     """Return a hint if this CPU computes bfloat16 much faster than the float32 of ``machine``, else "".
 
-    docs/benchmarks/speed-against-trl.md has both on a processor with such units.
+    docs/benchmarks/speed.md has both on a processor with such units.
     """
     has_units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     if machine.device != "cpu" or machine.precision != "float32" or not has_units:

@@ -13,11 +13,7 @@ _TRACKING = (
 )  # fmt: skip
 IMPORTERS = {  # the only files that may import a library, so that it can be replaced or left out in one place
     "mlflow": {f"tasks/tracking/{name}.py" for name in _TRACKING},
-    "datasets": {
-        "tasks/steps/data.py",
-        "benchmarks/peers/trl.py",
-        "benchmarks/peers/trl_ppo.py",
-    },
+    "datasets": {"tasks/steps/data.py", "benchmarks/peers/trl.py"},
     "fsspec": {"tasks/store/remote.py"},
     "bitsandbytes": {"rlcore/training/optim.py"},
     "peft": {"rlcore/models/lora.py"},

@@ -2,7 +2,7 @@
 
     python -m tests.attack.many [--programs 10000] [--answers 100000] [--workers 2]
 
-Prints a Markdown table for docs/benchmarks/rewards-and-sandbox.md. The programs are those of
+Prints a Markdown table for docs/benchmarks/checks.md. The programs are those of
 tests/rlcore/sandbox/test_crowds.py, one answer in ten is symbolic. What is left:
 processes that still run, and descriptors of this process that were not open before.
 """

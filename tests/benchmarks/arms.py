@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.peers import arm
+from benchmarks.peers.__main__ import run_side
 from benchmarks.peers.compare import Comparison
 from benchmarks.peers.work import Work
 
@@ -28,24 +28,22 @@ def small_work(task: str, **settings: Any) -> Work:
     return Work(task=task, shape="micro", group_size=group, **(sizes | settings))
 
 
-def small_comparison(work: Work, *, options: bool = False) -> Comparison:
+def small_comparison(work: Work) -> Comparison:
     """Two candidates a side, one round."""
     trial = replace(work, steps=1)
-    return Comparison(title=work.task, work=work, trial=trial, rounds=1, tokens=(64, 512), rows=(4, 8), options=options)
+    return Comparison(title=work.task, work=work, trial=trial, rounds=1, tokens=(64, 512), rows=(4, 8))
 
 
 def runner(sides: Mapping[str, str], planted: Mapping[str, Any]) -> Callable[..., Mapping[str, Any]]:
-    """A stand-in for ``arena.run_arm``; ``planted`` are fields of the work that only the side ``trl`` gets."""
+    """A stand-in for ``compare.run_arm``; ``planted`` are fields of the work that only the side ``trl`` gets."""
 
-    def run(name: str, arguments: Sequence[str], threads: int, *, timeout: float | None = None) -> Mapping[str, Any]:
-        if arguments[0] == "benchmarks.floor":
-            return {"gflops": 1.0}
-        _, side, work, setting = arguments
+    def run(arguments: Sequence[str], *, threads: int, timeout: float | None = None) -> Mapping[str, Any]:
+        _, _, side, work, setting = arguments
         given = json.loads(work) | (planted if side == "trl" else {})
         output = io.StringIO()
         try:
             with contextlib.redirect_stdout(output):
-                arm.main(sides[side], json.dumps(given), setting)
+                run_side(sides[side], json.dumps(given), setting)
         except Exception as error:  # noqa: BLE001 - as a process that fails
             return {"failed": f"{type(error).__name__}: {error}"}
         found: Mapping[str, Any] = json.loads(output.getvalue().splitlines()[-1])

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from benchmarks.faults.__main__ import IN_RUNS, OUTSIDE, play, written
-from benchmarks.faults.lab import Patches
-from benchmarks.faults.supervised import SOUND, SUPERVISED
+from benchmarks.faults.__main__ import FAULTS, play, written
+from benchmarks.faults.outside import SOUND
+from benchmarks.faults.table import RUNS
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "faults.jsonl"
 ROWS = [(name, verdict.caught) for name, verdict in written(RESULTS).items()]
 
 
 def test_the_table_has_every_fault() -> None:
-    assert [name for name, _ in ROWS] == [*IN_RUNS, *OUTSIDE]
+    assert sorted(name for name, _ in ROWS) == sorted(FAULTS)
+
+
+def test_every_fault_finds_the_functions_that_it_replaces() -> None:
+    for inject in (inject for faults in RUNS.values() for inject in faults.values()):
+        with ExitStack() as stack:
+            inject(stack)
 
 
 @pytest.mark.slow
@@ -30,16 +37,6 @@ def test_what_comes_of_a_fault_is_what_the_table_says(fault: str, caught: str) -
     [
         ("reward model: all labels are swapped, with 50 anchors", "prefers the losers"),
         ("SFT: the end is not trained on", "the end of a turn is not trained on"),
-    ],
-)
-def test_a_fault_is_stopped_by_its_message(fault: str, said: str) -> None:
-    verdict = SUPERVISED[fault](Patches())
-    assert (verdict.caught, said in verdict.message) == ("stopped", True), verdict
-
-
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
         ("random rewards", "the reward 'math': expected "),
         ("the KL coefficient follows the KL per token", "the KL to the reference policy: expected "),
         ("the penalty follows the KL per completion", "the KL after the update, which the penalty follows: expected "),
@@ -57,10 +54,10 @@ def test_a_fault_is_stopped_by_its_message(fault: str, said: str) -> None:
         ("held-out prompts are trained on", "1 of 80 training prompts are held-out prompts too"),
     ],
 )
-def test_a_fault_in_a_run_is_stopped_by_what_the_audit_found(fault: str, said: str) -> None:
+def test_a_fault_is_stopped_by_its_message(fault: str, said: str) -> None:
     verdict = play(fault)
     assert (verdict.caught, said in verdict.message) == ("stopped", True), verdict
 
 
 def test_sound_pairs_are_left_alone() -> None:
-    assert SOUND["reward model, with 50 anchors"](Patches()).caught == "silent"
+    assert SOUND["reward model, with 50 anchors"](ExitStack()).caught == "silent"

@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 from benchmarks.evidence import __main__ as program
-from benchmarks.evidence.results import read_results
+from benchmarks.evidence.claims import CLAIMS, read_plan, read_results
 from benchmarks.evidence.runs import added, curve_of, figures, other_figures
-from rlcore.errors import StorageError, TrainingError
+from rlcore.errors import TrainingError
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
-from rlcore.tasks.store.locks import file_lock
-from tests.benchmarks.evidence.sample import arms, write
 from tests.flows.conftest import ROOT, environment
 from tests.flows.micro import MICRO
 from tests.flows.warm import run_warm
@@ -25,10 +23,10 @@ ROW = {"rollouts/count": 8.0, "rollouts/tokens": 100.0, "seconds/processor": 2.0
 
 
 def test_a_curve_adds_up_costs_and_has_the_verifiers_score_where_another_reward_is_trained_on() -> None:
-    by_model = ROW | {"reward/mean": 3.0, "reward/term/procedural": 0.25, "kl/ref": 0.1}
+    by_model = ROW | {"reward/mean": 3.0, "reward/term/procedural": 0.25}
     curve = curve_of([ROW, by_model])
     assert (curve["completions"], curve["tokens"], curve["cpu_seconds"]) == ([8, 16], [100, 200], [2, 4])
-    assert (curve["reward"], curve["score"], curve["kl"]) == ([0.5, 3.0], [0.5, 0.25], [0.0, 0.1])
+    assert curve["score"] == [0.5, 0.25]
     wall = {f"seconds/{name}": 1.0 for name in ("rollout", "score", "update", "sync")}
     assert curve_of([ROW | wall] * 2, on_gpu=True)["cpu_seconds"] == [4.0, 8.0]
 
@@ -95,7 +93,7 @@ def test_every_arm_of_the_plan_is_a_stage_of_its_task_and_none_is_run_twice(
             raise SystemExit("killed")
         ran.append(arm)
         folder = home / arm
-        folder.mkdir()
+        folder.mkdir(parents=True)
         assert arm not in json.loads(path.read_text())["arms"] if path.exists() else True
         return {"figures": {"right": "01"}, "unused": [str(folder)]}
 
@@ -107,37 +105,16 @@ def test_every_arm_of_the_plan_is_a_stage_of_its_task_and_none_is_run_twice(
     assert not (tmp_path / "home").exists()
     program.run_seed(task, 7, tmp_path / "home")
     assert [arm for arm in ran if ran.count(arm) > 1] == ["ppo", "ppo"]
-    (results,) = read_results([path])
-    plan = program.read_plan()
+    results, plan = read_results(tmp_path)[task], read_plan(CLAIMS)
     planned = (*plan.tasks, "qwen")
     contrasts = [each for claim in plan.claim for each in claim.contrast if task in (each.tasks or planned)]
     assert contrasts
-    assert set(results.arms) == set(ran) >= {arm for each in contrasts for arm in each.arms}
-
-
-def test_a_task_that_the_plan_does_not_name_is_judged_on_every_claim(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(tmp_path, {"grpo": arms()["fast"], "sft": arms()["slow"]}, task="qwen")
-    program.show(tmp_path, tmp_path)
-    printed = capsys.readouterr().out
-    assert "| claim | contrast | smollm2 | tiny | qwen |" in printed
-    assert "| RL against the cold start | not run | not run | +0.000 [" in printed
-    assert (tmp_path / "evidence_online.png").exists()
+    assert set(results) == set(ran) >= {arm for each in contrasts for arm in each.arms}
 
 
 def test_a_figure_that_is_no_number_does_not_lose_the_arm(tmp_path: Path) -> None:
     (tmp_path / "metrics.json").write_text('{"rm/eval_accuracy": 0.5, "rm/gain_over_length": NaN}', encoding="utf-8")
     assert other_figures(tmp_path) == {"rm/eval_accuracy": 0.5}
-    assert curve_of([ROW | {"value/explained_variance": float("nan")}])["explained"] == [0.0]
-
-
-def test_a_seed_is_run_by_one_process_at_a_time(tmp_path: Path) -> None:
-    with (
-        file_lock(tmp_path / "home.lock"),
-        pytest.raises(StorageError, match="another process runs tiny with seed 0"),
-    ):
-        program.run_seed("tiny", 0, tmp_path / "home")
 
 
 def test_an_artifact_stays_until_the_figures_of_its_arm_are_written(
@@ -162,38 +139,23 @@ def test_a_failed_arm_is_named_with_the_last_lines_of_its_log(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--task", "tiny", "--arms", "gpro"], "--arms: no task has gpro; there are base, dpo, grpo"),
-        (["--task", "tiny", "--seeds", "-1"], "'-1' is no whole number from 0 on"),
-        (["--task", "tiny", "--home", "/proc/none"], "cannot make the file"),
+        (["--task", "tiny", "--arms", "gpro"], "--arms: tiny has no gpro; there are base, dpo, grpo"),
+        (["--task", "tiny", "--seeds", "99", "--home", "/proc/none"], "/proc/none"),
     ],
 )
 def test_a_wrong_option_is_refused_in_words(
     given: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["evidence", *given])
-    try:
-        code = program.main()
-    except SystemExit as stopped:  # of argparse
-        code = int(stopped.code or 0)
-    printed = capsys.readouterr().err
-    assert code != 0
-    assert message in printed
-    assert "Traceback" not in printed
-
-
-def test_without_git_the_commit_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program, "ROOT", tmp_path)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert program._commit() == "unknown"
-    monkeypatch.setenv("PATH", "")
-    assert program._commit() == "unknown"
+    assert program.main() == 1
+    assert message in capsys.readouterr().err
 
 
 def test_a_commit_is_marked_for_changed_code_and_not_for_the_results_of_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(program, "ROOT", tmp_path)
-    files = [tmp_path / name for name in ("code.py", "benchmarks/results/evidence-tiny-0.json", "docs/images/a.png")]
+    files = [tmp_path / name for name in ("code.py", "benchmarks/results/evidence-tiny-0.json")]
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("0")
@@ -201,9 +163,7 @@ def test_a_commit_is_marked_for_changed_code_and_not_for_the_results_of_a_run(
     for command in (["init", "-q"], ["add", "."], [*author, "commit", "-q", "--no-verify", "-m", "a"]):
         subprocess.run(["git", *command], cwd=tmp_path, check=True)
     commit = program._commit()
-    for file in files[1:]:
-        file.write_text("1")
-    (tmp_path / "docs/images/b.png").write_text("new")
+    files[1].write_text("1")
     assert program._commit() == commit
     files[0].write_text("1")
     assert program._commit() == f"{commit}-dirty"

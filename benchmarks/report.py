@@ -1,4 +1,4 @@
-"""Common parts of comparisons: arms as processes that print one line of JSON, the machine, tables."""
+"""Machine, table and file of a benchmark's results."""
 
 from __future__ import annotations
 
@@ -6,46 +6,20 @@ import json
 import os
 import platform
 import re
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 QUIET_LOAD = 1.5  # one-minute load average above which wall times are unreliable
 LIBRARIES = ("torch", "transformers", "trl")
-Timing = Mapping[str, Any]
 
 
-def run_arm(arm: str, arguments: Sequence[str], threads: int, *, timeout: float | None = None) -> Timing:
-    """Run an arm in its own process and return its last line; the arguments follow ``python -m``.
-
-    A process that fails or times out (seconds) gives ``failed``, its reason.
-    """
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-W", "ignore", "-m", *arguments]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
-    try:
-        output, errors = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)  # with the compilers that it may have started
-        process.communicate()
-        return {"failed": f"no result in {timeout:.0f} s"}
-    if process.returncode != 0:
-        lines = [line for line in errors.splitlines() if line[:1].strip()]
-        return {"failed": lines[-1][:300] if lines else f"{arm} exits with {process.returncode}"}
-    timing: Timing = json.loads(output.strip().splitlines()[-1])
-    return timing
-
-
-def describe(threads: int, loads: Sequence[float]) -> str:
-    """Describe the machine in a sentence. Loads: at the start and after each arm; this process adds one per thread."""
+def describe(loads: Sequence[float]) -> str:
+    """Describe the machine in a sentence. Loads: at the start and after each arm; a running arm adds one."""
     versions = ", ".join(filter(None, map(_version, LIBRARIES)))
-    quiet = loads[0] < QUIET_LOAD and max(loads) < threads + QUIET_LOAD
+    quiet = loads[0] < QUIET_LOAD and max(loads) < 1 + QUIET_LOAD
     state = "quiet machine" if quiet else "BUSY machine: compare CPU seconds, not wall seconds"
     return (
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores of {processor()}, Python "
@@ -71,7 +45,7 @@ def _version(name: str) -> str:
         return ""
 
 
-def write(path: Path, report: Mapping[str, Any]) -> None:
+def write(path: Path, report: Any) -> None:
     """Write the report as JSON, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")

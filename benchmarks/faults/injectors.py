@@ -1,0 +1,336 @@
+"""Transformations of which faults are made. Each replaces functions of rlcore until a stack is closed."""
+
+from __future__ import annotations
+
+import itertools
+import pkgutil
+import random
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from benchmarks.faults.lab import scratch
+from rlcore.algorithms.kl import KL_LOSSES
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.learner import Learner
+
+Turn = Callable[[Any], Any]
+Inject = Callable[[ExitStack], Any]
+
+
+def at(place: str, change: Callable[..., Any]) -> Inject:
+    """Replace the function at ``module:name`` by ``change(right function, *arguments)``."""
+    owner, _, name = (place if "." in place.partition(":")[2] else place.replace(":", ":.")).rpartition(".")
+
+    def inject(stack: ExitStack) -> None:
+        home = pkgutil.resolve_name(f"rlcore.{owner}")
+        old = getattr(home, name)
+        stack.enter_context(patch.object(home, name, lambda *given, **more: change(old, *given, **more)))
+
+    return inject
+
+
+def out(place: str, turn: Turn) -> Inject:
+    """Change what a function returns."""
+    return at(place, lambda old, *given, **more: turn(old(*given, **more)))
+
+
+def arg(place: str, **turns: Turn) -> Inject:
+    """Change some arguments of a function."""
+
+    def change(old: Any, *given: Any, **more: Any) -> Any:
+        bound = signature(old).bind(*given, **more)
+        bound.arguments.update({name: turn(bound.arguments[name]) for name, turn in turns.items()})
+        return old(*bound.args, **bound.kwargs)
+
+    return at(place, change)
+
+
+def fresh(make: Callable[[], Inject]) -> Inject:
+    """Make a transformation with memory anew for each run."""
+    return lambda stack: make()(stack)
+
+
+def both(*injects: Inject) -> Inject:
+    """Inject all of them."""
+    return lambda stack: [one(stack) for one in injects]
+
+
+def fields(**turns: Turn) -> Turn:
+    """Change some fields of a dataclass."""
+    return lambda one: replace(one, **{name: turn(getattr(one, name)) for name, turn in turns.items()})
+
+
+def each(**turns: Turn) -> Turn:
+    """Change some fields of every item."""
+    return lambda them: list(map(fields(**turns), them))
+
+
+def copied(**sources: str) -> Turn:
+    """Fill some tensors of every item from its others."""
+    return lambda them: [replace(one, **{to: getattr(one, of).clone() for to, of in sources.items()}) for one in them]
+
+
+def always(value: Any) -> Callable[..., Any]:
+    """Return the value, whatever is given."""
+    return lambda *_, **__: value
+
+
+def times(factor: float) -> Turn:
+    """Multiply."""
+    return lambda value: factor * value
+
+
+def moved_on(them: Sequence[Any]) -> list[Any]:
+    """Replace each item by the one before it."""
+    return [them[-1], *them[:-1]]
+
+
+def shuffled(them: Sequence[Any]) -> list[Any]:
+    """Shuffle the items."""
+    return random.Random(len(them)).sample(them, len(them))
+
+
+def since(first: int, turn: Turn) -> Turn:
+    """Change what comes from the call with the number ``first`` on."""
+    calls = itertools.count(1)
+    return lambda them: turn(them) if next(calls) >= first else them
+
+
+def one_behind() -> Turn:
+    """Return what was given the time before."""
+    kept: list[Any] = []
+
+    def turn(given: Any) -> Any:
+        kept.append(given)
+        return kept[-2] if len(kept) > 1 else given
+
+    return turn
+
+
+def scores(change: Turn) -> Inject:
+    """Change the scores of the training reward."""
+
+    def turn(groups: Any) -> Any:
+        found = iter(change([one.score for group in groups for one in group]))
+        return [[replace(one, score=next(found)) for one in group] for group in groups]
+
+    return out("loop.rollouts:score_groups", turn)
+
+
+def valued(turn: Turn) -> Turn:
+    """Change the total of each score."""
+    return each(value=lambda value: None if value is None else turn(value))
+
+
+def whole(turn: Turn) -> Turn:
+    """Change the total and the terms of each score."""
+    terms = each(terms=lambda them: {name: turn(value) for name, value in them.items()})
+    return lambda them: terms(valued(turn)(them))
+
+
+def samples(change: Turn) -> Inject:
+    """Change the training samples of an iteration."""
+    return out("loop.update:build_experience", fields(samples=lambda them: tuple(change(list(them)))))
+
+
+def before(name: str) -> Turn:
+    """Use the field of the previous sample, its first number for every token."""
+    return lambda them: [
+        replace(one, **{name: torch.full_like(getattr(one, name), float(getattr(other, name)[0]))})
+        for one, other in zip(them, moved_on(them), strict=True)
+    ]
+
+
+def mask_at(place: int) -> Turn:
+    """Mask one token."""
+    return lambda mask: mask if len(mask) < 2 else mask.index_fill(0, torch.tensor([place % len(mask)]), False)
+
+
+def rollouts(change: Turn) -> Inject:
+    """Change the rollouts that the engine returns."""
+    return out("sampling.native:NativeSampler._rollouts", lambda them: iter(change(list(them))))
+
+
+def engine_groups(change: Turn) -> Inject:
+    """Change the groups of the engine, if it samples several completions per group."""
+
+    def sample(old: Any, self: Any, prompts: Any, params: Any, **more: Any) -> Any:
+        made = old(self, prompts, params, **more)
+        return change(made) if params.num_samples > 1 else made
+
+    return at("sampling.native:NativeSampler.sample", sample)
+
+
+def turns(choose: Callable[[Any, int, list[Any]], list[Any]]) -> Inject:
+    """Choose the prompts of an iteration from all prompts, given its number and the right ones."""
+    place = "loop.prompt_schedule:PromptSchedule.prompts_for"
+    return at(place, lambda old, self, number: choose(self._prompts, number, old(self, number)))
+
+
+def learner_gets(change: Turn) -> Inject:
+    """Change the samples after the audit has checked them, on the learner's side."""
+    return arg("training.local_learner:LocalLearner.update", samples=lambda them: tuple(change(list(them))))
+
+
+def update_gets(change: Turn) -> Inject:
+    """Change the samples at the start of an update."""
+    return arg("training.learner:Learner.update", samples=lambda them: change(list(them)))
+
+
+def drawing(sharpen: Turn, reported: Callable[[Any, float], Any] = lambda logits, heat: logits / heat) -> Inject:
+    """Sample from tempered logits that are changed, and report the log-probabilities of others."""
+
+    def draw(old: Any, logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> Any:
+        tokens, _ = old(sharpen(logits / temperature), uniforms, temperature=1.0)
+        return tokens, reported(logits, temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+
+    return at("sampling.native:sample_tokens", draw)
+
+
+def top_k(count: int) -> Turn:
+    """Keep the most likely tokens only."""
+    return lambda logits: logits.masked_fill(logits < logits.topk(count).values[:, -1:], -torch.inf)
+
+
+def top_p(mass: float) -> Turn:
+    """Keep the most likely tokens up to a fraction of the mass."""
+
+    def cut(logits: torch.Tensor) -> torch.Tensor:
+        chances, order = logits.softmax(-1).sort(descending=True)
+        dropped = chances.cumsum(-1) - chances > mass
+        return logits.masked_fill(dropped.gather(-1, order.argsort(-1)), -torch.inf)
+
+    return cut
+
+
+def likelier(text: str, by: float) -> Turn:
+    """Raise the log-odds of the token of ``text``, or of the ends if it is empty, by this number of nats."""
+
+    def lifted(logits: torch.Tensor) -> torch.Tensor:
+        tokenizer, found = ChatTokenizer.load(scratch()), logits.clone()
+        found[:, list(tokenizer.encode(text) if text else tokenizer.eos_ids)] += by
+        return found
+
+    return lifted
+
+
+def same_draws(count: int) -> Inject:
+    """Use the same random numbers for ``count`` completions of a group."""
+    return arg("sampling.native:_uniforms", block=each(sample_index=lambda index: index // count))
+
+
+def without(word: str) -> Inject:
+    """Keep the first values of some tensors in the engine."""
+    first: dict[str, torch.Tensor] = {}
+
+    def load(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: first.setdefault(name, value) if word in name else value for name, value in state.items()}
+
+    return loading(load)
+
+
+def loading(change: Turn) -> Inject:
+    """Change the weights that the engine receives."""
+    place = "sampling.native:NativeSampler.load_weights"
+    return arg(place, state=lambda state: change({name: state[name].clone() for name in state}))
+
+
+def algorithm(**turns: Turn) -> Inject:
+    """Change the ratio or surrogate of the algorithm's loss."""
+    return arg("training.losses:policy_loss", algorithm=fields(**turns))
+
+
+def surrogate(change: Callable[..., Any]) -> Inject:
+    """Change the surrogate, given the right one, log-ratios, logprobs and advantages."""
+    return algorithm(surrogate=lambda right: lambda *given: change(right, *given))
+
+
+def inputs(**turns: Turn) -> Inject:
+    """Change the inputs of the policy's loss."""
+    return arg("training.losses:policy_loss", inputs=fields(**turns))
+
+
+def terms(change: Callable[[Any, torch.Tensor], Any]) -> Inject:
+    """Change the loss of each token, given it and the log-probabilities."""
+    place = "training.losses:PolicyTerms.__call__"
+    return at(place, lambda old, self, at, logprobs, *rest: change(old(self, at, logprobs, *rest), logprobs))
+
+
+def weights_of_tokens(change: Turn) -> Inject:
+    """Change the weight of each token."""
+    return out("training.learner:token_weights", lambda them: list(map(change, them)))
+
+
+def coefficients(**values: Any) -> Inject:
+    """Change the coefficients of the loss's terms."""
+    right = Learner.__dict__["_coefficients"].fget
+    changed = property(lambda self: replace(right(self), **values))
+    return lambda stack: stack.enter_context(patch.object(Learner, "_coefficients", changed))
+
+
+def kl_losses(turn: Callable[[str, Any], Any]) -> Inject:
+    """Replace the estimators of the KL in the loss, given their names and functions."""
+    known = {name: turn(name, right) for name, right in KL_LOSSES.items()}
+    return lambda stack: stack.enter_context(patch("rlcore.algorithms.objective.KL_LOSSES", known))
+
+
+def kl_sums(name: str, factor: float) -> Inject:
+    """Multiply a sum of the loss's KL."""
+    turn = fields(sums=lambda sums: {key: value * (factor if key == name else 1.0) for key, value in sums.items()})
+    return out("training.losses:policy_loss", turn)
+
+
+def next_values(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Inject:
+    """Change the values beyond the ends, given these and the last values of all completions."""
+
+    def turn(made: Any) -> Any:
+        return replace(made, next_values=change(made.next_values, torch.stack([one[-1] for one in made.values])))
+
+    return out("training.scoring_models:ScoringModels.passes", turn)
+
+
+def gradients(change: Callable[[list[Any]], Any]) -> Inject:
+    """Change the gradients of parameters between the loss and the step."""
+
+    def clip(old: Any, parameters: Any, **settings: Any) -> Any:
+        listed = list(parameters)
+        change([one for one in listed if one.grad is not None])
+        return old(listed, **settings)
+
+    return at("training.learner:clip_gradient", clip)
+
+
+def stepping(change: Turn) -> Inject:
+    """Change an optimizer before each of its steps."""
+    return at("training.learner:take_step", lambda old, optimizer: (change(optimizer), old(optimizer)))
+
+
+def groups(**values: Any) -> Turn:
+    """Change settings of the optimizer."""
+    return lambda optimizer: [group.update(values) for group in optimizer.param_groups]
+
+
+def around(method: str, change: Callable[[torch.Tensor, torch.Tensor], Any], word: str = "") -> Inject:
+    """Change the policy's tensors whose names have a word after a method of the learner, given their values before."""
+
+    def call(old: Any, self: Learner, *given: Any, **more: Any) -> Any:
+        first = {name: parameter.detach().clone() for name, parameter in self.policy.named_parameters()}
+        made = old(self, *given, **more)
+        with torch.no_grad():
+            for name, parameter in self.policy.named_parameters():
+                if word in name:
+                    change(parameter, first[name])
+        return made
+
+    return at(f"training.learner:Learner.{method}", call)
+
+
+def slower(word: str, factor: float) -> Inject:
+    """Reduce the steps of tensors of a name."""
+    return around("_take_steps", lambda now, first: now.copy_(first + factor * (now - first)), word)
