@@ -56,10 +56,12 @@ def test_every_background_service_of_the_server_runs_without_an_error(services: 
     for _, module, _ in pkgutil.iter_modules(known.__path__):
         importlib.import_module(f"{known.__name__}.{module}")
     periodic = {each.function.__name__ for each in perpetual_services.get_perpetual_services()}
-    wait_until(lambda: bool(said(r" \* (\w+)\(")), seconds=LONG, what="at work")
-    enabled = periodic & said(r" \* (\w+)\(")
-    assert enabled >= {"schedule_deployments", "monitor_late_runs", "monitor_expired_leases"}
-    wait_until(lambda: enabled <= said(r"[↩↫] \[[^]]*\] (\w+)"), seconds=LONG, what="through all of them")
+    least = {"schedule_deployments", "monitor_late_runs", "monitor_expired_leases"}
+
+    def enabled() -> set[str]:
+        return periodic & said(r" \* (\w+)\(")
+
+    wait_until(lambda: least <= enabled() <= said(r"[↩↫] \[[^]]*\] (\w+)"), seconds=LONG, what="through all of them")
     assert said(r".*(?:ERROR|CRITICAL|Traceback).*") == set()
 
 
