@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from itertools import accumulate, product
 from pathlib import Path
+from typing import Any
 
 from benchmarks.report import processor, table
 
@@ -109,7 +110,11 @@ def make_tokenizer(folder: Path) -> None:
     tokenizer, alphabet = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel.alphabet()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    settings = {"special_tokens": [TURN_START, TURN_END], "initial_alphabet": alphabet, "show_progress": False}
+    settings: dict[str, Any] = {
+        "special_tokens": [TURN_START, TURN_END],
+        "initial_alphabet": alphabet,
+        "show_progress": False,
+    }
     trainer = trainers.BpeTrainer(vocab_size=8_000, **settings)
     tokenizer.train_from_iterator((str(row["messages"]) for row in make_rows(2_000)), trainer)
     made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=TURN_END, pad_token=TURN_END)

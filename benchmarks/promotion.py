@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,7 @@ def main() -> None:
     count = parser.parse_args().comparisons
     started, generator = time.perf_counter(), np.random.default_rng(SEED)
     print("No difference between the models: share of comparisons that end in a promotion, first look\n")
-    rows = [(str(n), "gain alone", *_rate(_decisions(n, count))) for n in (200, 600)]
+    rows: list[tuple[str, ...]] = [(str(n), "gain alone", *_rate(_decisions(n, count))) for n in (200, 600)]
     rows += [(str(n), "all", *_rate(_decisions(n, count // 5, is_whole=True))) for n in (200, 600)]
     print(table(("problems", "checks", "comparisons", "promoted", "95 % interval"), rows))
     print(f"\nSeries of {NUM_LOOKS} challengers, none better, on the same 600 problems: share with any promotion\n")
@@ -55,8 +56,8 @@ def main() -> None:
     print("\nA challenger that is better by 5 points: share promoted\n")
     rows = []
     for n in (200, 400, 800, 1_600):
-        kinds = ({"look": 1}, {"is_whole": True}, {"look": 5})
-        rates = [_rate(_decisions(n, count // 10, gain=0.05, **kind)) for kind in kinds]  # type: ignore[arg-type]
+        kinds: tuple[dict[str, Any], ...] = ({"look": 1}, {"is_whole": True}, {"look": 5})
+        rates = [_rate(_decisions(n, count // 10, gain=0.05, **kind)) for kind in kinds]
         rows.append((str(n), *(f"{mean} {ends}" for _, mean, ends in rates)))
     print(table(("problems", "look 1, gain alone", "look 1, all checks", "look 5, gain alone"), rows))
     print(f"\n{time.perf_counter() - started:.0f} s")
@@ -95,7 +96,7 @@ def _is_better(world: World, challenger: np.ndarray, *, look: int = 1) -> bool:
 def _guarded(world: World, challenger: np.ndarray, generator: np.random.Generator) -> bool:
     """Return True if tasks and length hold."""
     lengths = np.clip(world.champion_length + generator.integers(-3, 4, len(challenger)), 1, 44).astype(float)
-    sides = {"champion": world.champion_length, "challenger": lengths}
+    sides: dict[str, Any] = {"champion": world.champion_length, "challenger": lengths}
     guards = [PairedMetric(name="length", margin=LENGTH_MARGIN, higher_is_better=False, **sides)]
     for task in (0, 1):
         sides = {"champion": world.champion[world.task == task], "challenger": challenger[world.task == task]}

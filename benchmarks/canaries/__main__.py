@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -132,9 +133,9 @@ def sound(session: Session, cell: Cell, learning_rate: float, *, syncs: int) -> 
         cell.temperatures.append(figures["sync/temperature_ratio"])
 
 
-def detect(session: Session, broken: NativeSampler, cell: Cell, learning_rate: float) -> None:
+def detect(session: Session, broken: Any, cell: Cell, learning_rate: float) -> None:
     """Break a healthy session's engine, and step until it serves other weights; count if the canary stops that sync."""
-    whole = session.engine
+    whole: Any = session.engine
     session.begin()
     session.engine = broken
     while True:

@@ -121,7 +121,7 @@ def _score(arm: Arm, cpu_seconds: float, part: float) -> float:
     last = max(float(np.interp(until, seconds, completions)), completions[1])
     sums = [0.0, *np.cumsum(np.diff(completions) * arm["curve"]["score"])]
     total = np.interp([(1.0 - part) * last, last], completions, sums)
-    return float(total[1] - total[0]) / (part * last)
+    return float((total[1] - total[0]) / (part * last))
 
 
 def difference(contrast: Contrast, arms: Arms) -> tuple[list[float], float]:

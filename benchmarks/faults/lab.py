@@ -270,7 +270,7 @@ def scratch() -> Path:
 
 def rows_of_sums() -> list[tuple[tuple[Message, ...], str]]:
     """Return questions with short answers, half of them wrong."""
-    draws, rows = random.Random(0), []
+    draws, rows = random.Random(0), list[tuple[tuple[Message, ...], str]]()
     for question, total in SUMS.items():
         said = total if draws.random() < 0.5 else max(0, total + draws.choice((-2, -1, 1, 2)))
         words = " ".join(draws.choice(("so", "well", "thus", "hence")) for _ in range(draws.randint(1, 4)))

@@ -52,7 +52,7 @@ from rlcore.types import Message, Rollout
 
 Play = Callable[[ExitStack], Verdict]
 Rows = list[tuple[tuple[Message, ...], str]]
-OFTEN = {"checkpoints": CheckpointConfig(every_iterations=1)}
+OFTEN: dict[str, Any] = {"checkpoints": CheckpointConfig(every_iterations=1)}
 
 
 def _resumed(scene: str, injects: Sequence[Inject], stack: ExitStack, *, change: Turn = lambda made: made) -> Verdict:
