@@ -168,8 +168,9 @@ def _alarms(cells: Cells) -> str:
         every += [True] * stopped + [False] * (syncs - stopped)
         odds = [value for cell in found for value in cell.log_odds]
         warm = [value for cell in found for value in cell.temperatures]
-        readings = (f"{sum(odds) / len(odds):.2g} ({max(odds):.2g})", f"{min(warm):.4f} to {max(warm):.4f}")
-        rows.append((engine, name, str(syncs), str(stopped), *(readings if odds else ("–", "–"))))
+        if odds:
+            readings = (f"{sum(odds) / len(odds):.2g} ({max(odds):.2g})", f"{min(warm):.4f} to {max(warm):.4f}")
+            rows.append((engine, name, str(syncs), str(stopped), *readings))
     head = ("engine", "precision", "syncs", "stopped", "log-odds, mean (largest)", "temperature, range")
     most = accuracy(every, confidence=0.95).high
     return f"Sound syncs\n\n{table(head, rows)}\n\n{sum(every)} of {len(every)} were stopped: at most {most:.2%}\n"
