@@ -12,6 +12,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
     """
     document = to_dict(preset)
     for record in origin.chain:
-        stage, known = _name(record), whole_config(record.ingredients)
+        stage, known = _name(record), deepcopy(whole_config(record.ingredients))  # the record stays as it is
         known["stages"] = {stage: known.pop("stage")} if "stage" in known else {}
         document |= {name: value for name, value in known.items() if name in document and name not in _NAMED}
         document["data"] |= known.get("data", {})
