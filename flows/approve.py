@@ -10,7 +10,7 @@ from rlcore.flows.run import run_signed
 
 @flow(name="approve", flow_run_name="approve {version}", persist_result=False)
 def approve(version: Version, document: Document, signature: Signature) -> str:
-    """Approve a version that awaits a person's decision: it becomes champion, if it has all approvals.
+    """Approve a version that awaits a person's decision: it becomes champion.
 
     Args:
         version: The version that awaits a decision, such as tiny-grpo/4.

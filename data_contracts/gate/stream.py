@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from rlcore.data_contracts.adapters.expressions import Row
 from rlcore.data_contracts.errors import RowError
-from rlcore.data_contracts.gate.denied import ERASED, NONE_DENIED, DeniedPrompts
 from rlcore.data_contracts.gate.reading import Source, Wanted
 from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, excerpt
 
@@ -35,14 +34,12 @@ class Batch:
 class RowStream:
     """Source and conversion to contract rows: ``make`` returns those of one source row.
 
-    ``system``: the system prompt of conversations that have none; empty: none. ``denied``: prompts of erased rows. A
-    line that makes a row with one of them is left out, without an excerpt or a digest of its text.
+    ``system``: the system prompt of conversations that have none; empty: none.
     """
 
     source: Source
     make: RowFn
     system: str = ""
-    denied: DeniedPrompts = NONE_DENIED
 
     def batches(self, wanted: Wanted | None = None) -> Iterator[Batch]:
         """Yield all rows, or those of the lines in a mask; a few thousand, or some megabytes, at a time."""
@@ -70,13 +67,10 @@ class RowStream:
         if isinstance(item, Quarantined):
             return item
         try:
-            rows = [fill_defaults(row, item.split, self.system) for row in self.make(item.values)]
+            return [fill_defaults(row, item.split, self.system) for row in self.make(item.values)]
         except RowError as error:
             text = excerpt(error.value)
             return Quarantined(origin=item.origin, field=error.field, excerpt=text, reason=error.reason)
-        if any(self.denied.has(row["messages"]) for row in rows):
-            return Quarantined(origin=replace(item.origin, digest=""), field="", excerpt="", reason=ERASED)
-        return rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +85,7 @@ class HeldStream(RowStream):
     @classmethod
     def of(cls, stream: RowStream) -> HeldStream:
         """Return a stream that reads as another one."""
-        return cls(source=stream.source, make=stream.make, system=stream.system, denied=stream.denied)
+        return cls(source=stream.source, make=stream.make, system=stream.system)
 
     def batches(self, wanted: Wanted | None = None) -> Iterator[Batch]:
         if self.held:

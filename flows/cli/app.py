@@ -23,7 +23,6 @@ from rlcore.flows.cli import (
     delivery,
     machine,
     models,
-    records,
     retention,
     runs,
     servers,
@@ -74,12 +73,11 @@ _TRAIN, _MODELS, _INSPECT, _OPERATE = map(Group.create_ordered, ("Train", "Model
 for _group, _commands in (
     (_TRAIN, (runs.run, runs.plan, runs.retrain, validate.validate)),
     (_MODELS, (runs.promote, models.rollback, delivery.export, delivery.serve)),
-    (_MODELS, (models.lineage, models.remember, models.reproduce)),
+    (_MODELS, (models.lineage, models.rows, models.remember, models.reproduce)),
     (_INSPECT, (show.show, settings.config, servers.ui, machine.doctor)),
     (_INSPECT, (agents.agent_check,)),
     (_OPERATE, (approval.approve, approval.reject, approval.audit)),
-    (_OPERATE, (retention.gc, backup.backup, backup.restore, machine.upgrade_check, machine.upgrade)),
-    (_OPERATE, (records.rows, records.erase)),
+    (_OPERATE, (retention.gc, backup.backup, backup.restore, machine.upgrade)),
 ):
     for _command in _commands:
         app.command(_command, group=_group)

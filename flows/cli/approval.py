@@ -17,7 +17,7 @@ _KEY = Path("~/.ssh/id_ed25519")
 
 
 def approve(version: Version, /, *, reason: Reason, key: Key = _KEY) -> int:
-    """Sign the approval of a version that passed the promotion gate; with the last one needed it becomes champion.
+    """Sign the approval of a version that passed the promotion gate: it becomes champion.
 
     ```
     rlcore approve tiny-grpo/4 --reason "read 50 answers, none is rude"
@@ -39,7 +39,7 @@ def reject(version: Version, /, *, reason: Reason, key: Key = _KEY) -> int:
 def _decide(decision: Literal["approve", "reject"], version: str, reason: str, key: Path) -> int:
     home = open_home(reads=True)
     from rlcore.tasks.pipeline.approval import statement
-    from rlcore.tasks.store.signatures import sign
+    from rlcore.tasks.store.approvers import sign
 
     document = statement(home, version, decision, reason)  # reject unknown versions before anything starts
     signature = sign(document, key.expanduser())

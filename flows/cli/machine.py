@@ -7,8 +7,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from rlcore.flows.cli.parameters import Overrides, Preset
-
 
 def upgrade() -> int:
     """Upgrade the databases of a state directory to the installed MLflow and Prefect, each after a copy.
@@ -27,30 +25,6 @@ def upgrade() -> int:
     prepare_environment(home)
     upgraded = bring_up(home)
     sys.stdout.write("\n".join(upgraded or ("every database is of the installed versions",)) + "\n")
-    return 0
-
-
-def upgrade_check(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
-    """Show which results of a preset this version would compute again, by cause, with the time that they took.
-
-    It reads only records, so it also works before `rlcore upgrade`: install the new version in another environment, and
-    set RLCORE_HOME to the state directory.
-
-    ```
-    rlcore upgrade-check mine.toml
-    ```
-    """
-    from rlcore.flows.presets import open_preset
-    from rlcore.flows.stages import stages
-    from rlcore.tasks.operations.upgrade_check import find_reruns, format_reruns
-    from rlcore.tasks.store.settings import find_home, prepare_environment
-    from rlcore.tasks.tracking.database import require_made
-
-    home = find_home()
-    require_made(home)
-    prepare_environment(home)
-    config = open_preset(preset, overrides)
-    sys.stdout.write(format_reruns(config.name, find_reruns(stages(config), config, home)))
     return 0
 
 

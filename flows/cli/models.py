@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -50,6 +51,27 @@ def lineage(model: Model, /) -> int:
     draw(root, picture)
     sys.stdout.write(f"picture: {picture}\n")
     return 0
+
+
+def rows(
+    file: Annotated[Path, Parameter(help='Rows as a dataset has them, or {"prompt": "…"} a line.')],
+    /,
+) -> int:
+    """Show which dataset snapshots hold the rows of a file, and which registered models descend from them.
+
+    Two rows are the same if their prompts are, without case, blanks and system prompts. The exit code is 1 if no
+    snapshot holds one.
+
+    ```
+    rlcore rows request.jsonl
+    ```
+    """
+    home = open_home(reads=True)
+    from rlcore.tasks.operations.rows import find_rows
+
+    num_found, lines = find_rows(home, file)
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0 if num_found else 1
 
 
 def remember(model: Model, /) -> int:

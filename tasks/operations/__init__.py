@@ -1,1 +1,1 @@
-"""Years of operation: retention, backup, erasure of rows, documents for people outside of the team."""
+"""Years of operation: retention, backup, audit, models that descend from a row."""

@@ -9,11 +9,10 @@ from itertools import zip_longest
 
 from rlcore.errors import ModelError, PromotionError, RlcoreError, shown
 from rlcore.tasks.operations.backup_target import BackupTarget, last_backup
-from rlcore.tasks.store.approvers import OFF
+from rlcore.tasks.store.approvers import OFF, verify
 from rlcore.tasks.store.audit_log import AuditEntry, audit_path, chain_errors, read_entries
 from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.signatures import verify
 from rlcore.tasks.tracking.champion import (
     APPROVE,
     AWAIT,

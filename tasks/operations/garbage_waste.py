@@ -14,7 +14,6 @@ from pathlib import Path
 from rlcore.errors import StorageError
 from rlcore.tasks.operations.garbage_databases import old_rows, remove_old_rows
 from rlcore.tasks.operations.garbage_roots import Sources, kept_results, last_use
-from rlcore.tasks.operations.rows import remember
 from rlcore.tasks.pipeline.earlier_results import use_key
 from rlcore.tasks.pipeline.earlier_work import works
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactStore, file_sha256, listed_files
@@ -125,8 +124,6 @@ def _clean_result(scene: Scene, folder: Path, records: Sequence[Record]) -> bool
             lock = scene.home.work / f"{use_key(record)}.lock"
             if not stack.enter_context(file_lock(lock, wait=False)) or last_use(scene.home, record) >= scene.before:
                 return False
-        if folder.parent.name == "dataset":
-            remember(scene.home, folder.name)  # by which its rows can still be found
         uri = folder.relative_to(scene.home.root).as_posix()
         return ArtifactStore(scene.home.root).clean(uri, before=scene.before)
 

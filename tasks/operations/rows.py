@@ -1,200 +1,130 @@
-"""Rows in dataset snapshots, and the models that descend from them.
+"""Registered models that descend from the dataset snapshots with given rows.
 
 Two rows are the same if their prompts are: the turns up to the user's last one without system prompts, compared as the
-gate divides rows (:func:`prompt_hash`: NFKC, no case, blanks collapsed). Answers do not count: a row with another
-answer to the prompt is the same row here. Quarantined rows, of which a snapshot has no text, are found by the digest of
-their line. ``rows/<artifact>.npy`` remembers the hashes of a snapshot's rows, also after its tables are removed.
+gate divides rows (:func:`prompt_hash`: NFKC, no case, blanks collapsed). Answers do not count.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rlcore.data_contracts.gate.denied import DIGITS
+from rlcore.data_contracts.adapters.convert import COLUMNS, stream_of
+from rlcore.data_contracts.adapters.targets import Kind
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.reading import Source, read_source
+from rlcore.data_contracts.gate.records import SourceRow
 from rlcore.data_contracts.text import prompt_hash
-from rlcore.errors import StorageError
-from rlcore.tasks.operations.wanted_rows import IDS, WantedRows
+from rlcore.errors import DataError
 from rlcore.tasks.pipeline.cache_keys import read_by
+from rlcore.tasks.steps.data_source import contract_errors
 from rlcore.tasks.store.cache import Record
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.storage import read_column, write_bytes
-from rlcore.tasks.tracking.lineage import is_import
-from rlcore.tasks.tracking.runs import Tracker
+from rlcore.tasks.store.storage import read_column
+from rlcore.tasks.tracking.lineage import DIGITS, is_import, read_records
+from rlcore.tasks.tracking.runs import open_tracker
 
-SPLITS = ("train", "eval")
-_ENTRY = np.dtype([("prompt", "<u8"), ("name", "<u8"), ("side", "u1")])
+_SPLITS = {"train": "train", "eval": "held out"}
+_KINDS: Mapping[str, Kind] = {"demonstrations": "demonstrations", "preference_pairs": "preferences"}  # others: prompts
 _VERSIONS_PER_CALL = 200
-Index = NDArray[Any]
+Layout = tuple[Kind, str, Mapping[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Holding:
-    """Snapshot that holds wanted rows: their numbers by side, its stages and presets, and versions that descend.
+def find_rows(home: Home, path: Path) -> tuple[int, list[str]]:
+    """Return how many prompts of a file a snapshot holds, and a line for each such snapshot with its models.
 
-    ``lines``: those of the file. ``prompts``: hashes of the rows that were found.
+    A snapshot whose tables were removed is named too if a model descends from it.
+    Raises:
+        DataError: the file cannot be read, or a line has no prompt.
     """
+    records, versions = read_records(home), list(_versions(home))
+    wanted, found, lines = _read_prompts(path, records), set[str](), []
+    for sha256 in sorted({each.ref.sha256 for each in records if each.ref.kind == "dataset"}):
+        held = _held(home.artifacts / "dataset" / sha256, wanted)
+        below = _descending(records, sha256)
+        models = sorted(f"{each['name']}/{each['version']}" for each in versions if each.get("sha256") in below)
+        if any(held.values()) or (not held and models):
+            found.update(*held.values())
+            stages = sorted({each.ingredients["stage"]["name"] for each in records if each.ref.sha256 == sha256})
+            counts = ", ".join(f"{name} {len(prompts)}" for name, prompts in held.items()) or "rows unknown: removed"
+            lines.append(f"{', '.join(stages)} {sha256[:DIGITS]}: {counts}; models: {', '.join(models) or 'none'}")
+    return len(found), [*lines, f"in snapshots: {len(found)} of {len(wanted)} prompts"]
 
-    sha256: str
-    lines: tuple[int, ...]
-    stages: tuple[str, ...]
-    presets: tuple[str, ...]
-    train: int
-    held_out: int
-    quarantined: int
-    models: tuple[str, ...]
-    prompts: frozenset[str]
 
-
-def find_holdings(
-    home: Home, records: Sequence[Record], wanted: WantedRows, versions: Iterable[Mapping[str, str]]
-) -> tuple[Holding, ...]:
-    """Return the snapshots that hold wanted rows.
-
-    ``versions``: from :func:`registered_versions`.
-    """
-    prompts = np.array(sorted({int(each, 16) for found in wanted.prompts.values() for each in found}), dtype=np.uint64)
-    names = np.array(sorted({_name(each) for each in wanted.ids.values()}), dtype=np.uint64)
-    versions, made = list(versions), {each.ref.sha256 for each in records if each.ref.kind == "dataset"}
-    found = []
-    for sha256 in sorted({*made, *(path.stem for path in (home.root / "rows").glob("*.npy"))}):
-        index = index_of(home, sha256)
-        rows = index[np.isin(index["prompt"], prompts) | np.isin(index["name"], names)]
-        quarantined = _num_quarantined(home.artifacts / "dataset" / sha256, wanted)
-        if not len(rows) and not quarantined:
-            continue
-        own, held = [each for each in records if each.ref.sha256 == sha256], _held_lines(wanted, rows)
-        below = descending(records, [sha256])
-        found.append(
-            Holding(
-                sha256=sha256,
-                lines=held,
-                stages=tuple(sorted({each.ingredients["stage"]["name"] for each in own})),
-                presets=tuple(sorted({preset for each in own for preset in _presets(home, each)})),
-                train=int((rows["side"] == 0).sum()),
-                held_out=int((rows["side"] == 1).sum()),
-                quarantined=quarantined,
-                models=tuple(f"{each['name']}/{each['version']}" for each in versions if each.get("sha256") in below),
-                prompts=frozenset(f"{each:016x}" for each in rows["prompt"].tolist()),
-            )
+def _read_prompts(path: Path, records: Iterable[Record]) -> frozenset[str]:
+    """Read the hashes of the prompts of a file with texts ``prompt``, or in the layout of a dataset of ``records``."""
+    with contract_errors():
+        source = read_source(path)
+        lines = [(item.origin.line, item) for _, item in source.read(None)]
+        rows = {line: item.values for line, item in lines if isinstance(item, SourceRow)}
+        found = {(line, _hash(row["prompt"])) for line, row in rows.items() if isinstance(row.get("prompt"), str)}
+        for layout in _layouts(records):
+            found.update(_converted(source, layout))
+    if unread := {line for line, _ in lines} - {line for line, _ in found}:
+        raise DataError(
+            f"line {min(unread)} names no row; such lines: {len(unread)} of {len(lines)}",
+            where=str(path),
+            fix='give rows as a dataset of this state directory has them, or {"prompt": "…"}',
         )
-    return tuple(found)
+    return frozenset(prompt for _, prompt in found)
 
 
-def index_of(home: Home, sha256: str) -> Index:
-    """Return prompt, id and side of each row of a snapshot as numbers, remembered by its digest."""
-    path, folder = _index_path(home, sha256), home.artifacts / "dataset" / sha256
-    if path.is_file():
-        known: Index = np.load(path)
-        return known
-    entries = [
-        (int(prompt_hash(messages)[:DIGITS], 16), _name(name), side)
-        for side, split in enumerate(SPLITS)
-        for messages, name in _columns(folder / f"{split}.parquet")
+def _hash(prompt: str) -> str:
+    return prompt_hash([{"role": "user", "content": prompt}])
+
+
+def _layouts(records: Iterable[Record]) -> list[Layout]:
+    """Return the layouts in which datasets of these records were read, each once."""
+    tables = [
+        data for each in records if each.ref.kind == "dataset" for data in each.ingredients["config"]["data"].values()
     ]
-    index = np.array(entries, dtype=_ENTRY)
-    if all((folder / f"{split}.parquet").is_file() for split in SPLITS):
-        _write_index(path, index)
-    return index
+    layouts: list[Layout] = [
+        (_KINDS.get(data["contract"], "prompts"), COLUMNS if data["columns"] else data["adapter"], data["columns"])
+        for data in tables
+        if data["path"]
+    ]
+    return list({json.dumps(each): each for each in layouts}.values())
 
 
-def remember(home: Home, sha256: str) -> None:
-    """Write the index of a snapshot that is about to be cleaned; a damaged one has no rows that could be found."""
-    import pyarrow as pa
-
-    with suppress(StorageError, pa.ArrowInvalid):
-        index_of(home, sha256)
-
-
-def forget(home: Home, sha256: str, prompts: Iterable[str]) -> None:
-    """Remove rows with these prompts from what is remembered of a snapshot; other rows can still be found."""
-    index = index_of(home, sha256)
-    gone = np.isin(index["prompt"], np.array([int(each, 16) for each in prompts], dtype=np.uint64))
-    _write_index(_index_path(home, sha256), index[~gone])
+def _converted(source: Source, layout: Layout) -> Iterator[tuple[int, str]]:
+    """Yield the line and the hash of each prompt that a layout reads; another layout's file gives none."""
+    kind, adapter, columns = layout
+    with suppress(ContractError):
+        for batch in stream_of(source, kind, adapter=adapter, columns=columns).batches():
+            for origin, row in zip(batch.origins, batch.rows, strict=True):
+                yield origin.line, prompt_hash(row["messages"])
 
 
-def _index_path(home: Home, sha256: str) -> Path:
-    return home.root / "rows" / f"{sha256}.npy"
+def _held(snapshot: Path, wanted: frozenset[str]) -> dict[str, frozenset[str]]:
+    """Return the wanted prompts of each side of a snapshot; nothing if its tables were removed."""
+    tables = {shown: snapshot / f"{split}.parquet" for split, shown in _SPLITS.items()}
+    return {
+        shown: frozenset(prompt_hash(each) for some in read_column(table, "messages") for each in some) & wanted
+        for shown, table in tables.items()
+        if table.is_file()
+    }
 
 
-def _write_index(path: Path, index: Index) -> None:
-    content = io.BytesIO()
-    np.save(content, index)
-    write_bytes(content.getvalue(), path)
-
-
-def registered_versions(tracker: Tracker) -> Iterator[Mapping[str, str]]:
+def _versions(home: Home) -> Iterator[Mapping[str, str]]:
     """Yield the tags of all registered versions, with ``name`` and ``version``."""
-    token: str | None = None
+    client, token = open_tracker(home).client, None
     while True:
-        page = tracker.client.search_model_versions(max_results=_VERSIONS_PER_CALL, page_token=token)
+        page = client.search_model_versions(max_results=_VERSIONS_PER_CALL, page_token=token)
         yield from ({**each.tags, "name": each.name, "version": str(each.version)} for each in page)
         token = page.token
         if not token:
             return
 
 
-def descending(records: Iterable[Record], artifacts: Iterable[str]) -> frozenset[str]:
-    """Return artifacts with all that were made from them, by the records of stages."""
-    found, oldest_first = {*artifacts}, sorted(records, key=lambda each: each.created)
-    for record in oldest_first:
+def _descending(records: Sequence[Record], sha256: str) -> frozenset[str]:
+    """Return an artifact with all that were made from it, by the records of stages, the newest first."""
+    found = {sha256}
+    for record in reversed(records):
         read = {*read_by(record.ingredients).values()}
         read |= {record.ingredients["arguments"]["sha256"]} if is_import(record) else set()
         if read & found:
             found.add(record.ref.sha256)
     return frozenset(found)
-
-
-def lines_about(wanted: WantedRows, holdings: Sequence[Holding]) -> Iterator[str]:
-    """Yield lines for a terminal: each snapshot with its rows, presets and models, and the number of lines found."""
-    for each in holdings:
-        yield f"{', '.join(each.stages)} {each.sha256[:12]} (presets: {', '.join(each.presets) or 'none'})"
-        yield f"  train {each.train}, held out {each.held_out}, quarantined {each.quarantined}"
-        yield f"  lines of the file: {', '.join(map(str, each.lines)) or 'none'}"
-        yield f"  models: {', '.join(each.models) or 'none'}"
-    found = {line for each in holdings for line in each.lines}
-    yield f"in snapshots: {len(found)} of {wanted.num_lines} lines"
-
-
-def _held_lines(wanted: WantedRows, rows: Index) -> tuple[int, ...]:
-    """Return the lines of the file whose rows are among these rows of an index."""
-    prompts, names = {*rows["prompt"].tolist()}, {*rows["name"].tolist()}
-    found = {line for line, hashes in wanted.prompts.items() if any(int(each, 16) in prompts for each in hashes)}
-    return tuple(sorted(found | {line for line, name in wanted.ids.items() if _name(name) in names}))
-
-
-def _num_quarantined(folder: Path, wanted: WantedRows) -> int:
-    path = folder / "quarantine.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return sum(json.loads(line)["digest"] in wanted.digests for line in lines)
-
-
-def _presets(home: Home, record: Record) -> Iterator[str]:
-    """Yield the presets whose runs needed the result of a record."""
-    uses = (home.cache / record.ingredients["stage"]["name"]).glob(f"*/{record.key}")
-    yield from (path.parent.name for path in uses)
-
-
-def _columns(table: Path) -> Iterator[tuple[Any, str]]:
-    """Yield conversation and id of each row of a snapshot's table; none if it was removed."""
-    if not table.is_file():
-        return
-    import pyarrow.parquet as pq
-
-    name = next(each for each in IDS if each in pq.read_schema(table).names)
-    columns = (read_column(table, "messages"), read_column(table, name))
-    for messages, names in zip(*columns, strict=True):
-        yield from zip(messages, names, strict=True)
-
-
-def _name(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8])

@@ -19,10 +19,9 @@ from rlcore.data_contracts.gate.strict_json import parse_object
 from rlcore.errors import PromotionError, shown
 from rlcore.tasks.pipeline.events import AWAITS, PROMOTED, REFUSED, tell_act
 from rlcore.tasks.pipeline.prefect_bridge import current_flow_run, report_markdown
-from rlcore.tasks.store.approvers import FILE, read_approvers
+from rlcore.tasks.store.approvers import FILE, read_approvers, verify
 from rlcore.tasks.store.audit_log import AuditEntry, chain_errors, local_actor, read_entries, record_action
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.signatures import verify
 from rlcore.tasks.tracking import champion
 from rlcore.tasks.tracking.champion import (
     APPROVE,

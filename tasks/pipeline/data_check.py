@@ -20,8 +20,7 @@ from rlcore.tasks.presets.graph import NO_GRADERS, Graders
 from rlcore.tasks.steps.data import TokenView, Use, prepare_dataset
 from rlcore.tasks.steps.data_source import ignored_path
 from rlcore.tasks.steps.references import unusable
-from rlcore.tasks.store.deny_list import read_denied
-from rlcore.tasks.store.settings import Home, find_home
+from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_column, read_json
 
 ContractName = Literal["prompts", "code_tasks", "demonstrations", "preference_pairs"]
@@ -109,7 +108,7 @@ def check_data(
         (folder / old).unlink(missing_ok=True)
     unbounded = replace(config, max_tokens=ANY_LENGTH)
     try:
-        use = Use(graders=graders or NO_GRADERS, denied=read_denied(find_home()))
+        use = Use(graders=graders or NO_GRADERS)
         report = prepare_dataset(config.kind, unbounded, seed=seed, tokens=NO_TOKENIZER, folder=folder, use=use)
         if graders is not None and (error := too_few_held_out(config, report.num_eval)):
             raise DataError(error, where=f"data.{name}.num_eval")

@@ -28,8 +28,6 @@ from rlcore.tasks.steps.data import (
     reference_screen,
     token_meter,
 )
-from rlcore.tasks.store.deny_list import read_denied
-from rlcore.tasks.store.settings import find_home
 
 SAMPLE = 300
 """Lines of each file that are tried; the data gate of a run reads all of them."""
@@ -74,8 +72,7 @@ def tried(
         note = f"{key}.{which}: not checked: the run fetches these rows, the hub's cache on this machine has none"
         return [], [note], False
     try:
-        denied = read_denied(find_home())
-        stream, contract = open_stream(data.kind, data, seed=0, source=source if is_hub else None, denied=denied)
+        stream, contract = open_stream(data.kind, data, seed=0, source=source if is_hub else None)
         trial = _trial(stream, contract, data, tokens, graders=graders)
     except (ContractError, RlcoreError) as error:
         setting = "adapter" if error.what.startswith("the adapter") else which

@@ -17,9 +17,7 @@ from rlcore.tasks.presets.error_collection import collect_error
 from rlcore.tasks.presets.graph import Graders, graders_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.data_source import adapter_code, has_files, hub_parts, hub_snapshot, rows_sha256
-from rlcore.tasks.store.deny_list import deny_list_digest
 from rlcore.tasks.store.remembered import remembered
-from rlcore.tasks.store.settings import find_home
 
 
 def row_findings(
@@ -32,7 +30,6 @@ def row_findings(
     """
     findings: list[Finding] = []
     notes: list[str] = []
-    denied = deny_list_digest(find_home()).values()
     bare = without_references(config, names)
     for name in names:
         data = config.data[name]
@@ -54,7 +51,7 @@ def row_findings(
                 "graders": to_dict(graders),
                 "files": tokenizer,
             }
-            state = (digest, files.digest if files else "", adapter_code(data.reader), code_state(), *denied)
+            state = (digest, files.digest if files else "", adapter_code(data.reader), code_state())
             texts, said, count = _findings(json.dumps(asked), "\n".join(state))
             findings += [Finding(file=path, text=text) for text in texts]
             notes += said
@@ -114,7 +111,7 @@ def _digest(path: str) -> str | None:
 def _findings(asked: str, state: str) -> tuple[list[str], list[str], int]:
     """Return errors, notes, and the number of rows if it is known, they are not divided, and there are no errors.
 
-    ``state``: digests of rows, of erased ones, tokenizer and code, which decide besides the settings.
+    ``state``: digests of rows, tokenizer and code, which decide besides the settings.
     """
     from rlcore.tasks.kinds.data.step import token_view  # brings pandas and transformers
     from rlcore.tasks.pipeline.row_checks import tried

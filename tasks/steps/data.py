@@ -19,7 +19,6 @@ from rlcore.data_contracts.contracts import code_tasks
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.gate import data_gate
 from rlcore.data_contracts.gate.data_gate import GateLimits, GateReport, GateResult
-from rlcore.data_contracts.gate.denied import NONE_DENIED, DeniedPrompts
 from rlcore.data_contracts.gate.overlap import SharedWords
 from rlcore.data_contracts.gate.reading import Source, joined, read_source, source_of
 from rlcore.data_contracts.gate.row_rules import RowFilter
@@ -56,12 +55,11 @@ class Use:
 
     ``evaluated``: evaluation prompts of other datasets. They are held out if the gate divides the rows; a source that
     has them in its ``train`` split is rejected. ``graders``: those of its answers; rows whose reference
-    answers they cannot use are rejected. ``denied``: prompts of erased rows, which are left out.
+    answers they cannot use are rejected.
     """
 
     evaluated: Sequence[Messages] = ()
     graders: Graders = NO_GRADERS
-    denied: DeniedPrompts = NONE_DENIED
 
 
 def prepare_dataset(
@@ -98,7 +96,7 @@ def prepare_dataset(
         group_column=config.mapping.group_column,
     )
     with contract_errors():
-        stream, contract = open_stream(kind, config, seed=seed, denied=use.denied)
+        stream, contract = open_stream(kind, config, seed=seed)
     screen = SCREENS["tests"] if contract is code_tasks.CONTRACT else reference_screen(config, use.graders)
     return _prepare(stream, contract, limits, tokens=tokens, folder=folder, screen=screen)
 
@@ -116,11 +114,10 @@ def open_stream(
     *,
     seed: int,
     source: Source | None = None,
-    denied: DeniedPrompts = NONE_DENIED,
 ) -> tuple[RowStream, Contract]:
     """Open the rows of a dataset as contract rows, with their contract. Nothing is read but what names the format.
 
-    ``source``: rows that are already open. ``denied``: prompts of erased rows, which are left out.
+    ``source``: rows that are already open.
 
     Raises:
         ContractError: an unreadable source, or an adapter of other rows.
@@ -130,7 +127,7 @@ def open_stream(
     source = source or _source(kind, adapter, config, seed)
     contract = code_tasks.CONTRACT if config.contract == "code_tasks" else convert.contract_of(adapter, kind)
     stream = convert.stream_of(source, kind, adapter=adapter, columns=mapping.columns, without=mapping.drop_columns)
-    return replace(stream, system=config.system_prompt, denied=denied), contract
+    return replace(stream, system=config.system_prompt), contract
 
 
 def prepare_source(

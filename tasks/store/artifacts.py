@@ -24,7 +24,6 @@ from rlcore.tasks.store.locks import folder_lock
 MANIFEST = "MANIFEST.json"
 REPORT = "report.json"  # of a dataset's gate; it stays when the dataset is cleaned
 CLEANED = "the artifact was cleaned"
-ERASED = "ERASED"  # a file in an artifact of which others were removed because they quoted erased rows
 _FORMAT = 1
 
 

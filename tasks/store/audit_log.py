@@ -115,15 +115,6 @@ def read_entries(home: Home) -> tuple[AuditEntry, ...]:
     return tuple(_parse(audit_path(home)))
 
 
-def entries_about(home: Home, subject: str) -> tuple[AuditEntry, ...]:
-    """Return the entries about a subject, oldest first.
-
-    Raises:
-        StorageError: a line is no entry.
-    """
-    return tuple(each for each in read_entries(home) if each.subject == subject)
-
-
 def chain_errors(home: Home) -> tuple[str, ...]:
     """Return the errors of the log; empty if every entry is as it was written."""
     path, errors, previous = audit_path(home), list[str](), _START

@@ -17,6 +17,7 @@ from rlcore.tasks.store.storage import write_json
 KeyInputs = Mapping[str, Any]
 
 RECORD_FORMAT = 3
+"""Format of a state directory: older records count as absent, and a directory with newer ones is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,8 +63,7 @@ class Home:
     ``artifacts/`` results of stages, ``cache/`` the result of each key, ``pages/`` pages and plots of results,
     ``work/`` unfinished stages, ``checkpoints/`` the last checkpoints of finished RL stages by preset and stage,
     ``leases/`` living runs, ``past/`` records of champions' data, read from MLflow,
-    ``budgets/`` amounts that unfinished runs have spent, ``rows/`` hashes of the rows of each dataset,
-    ``erasures/`` certificates of erased rows, ``erased.jsonl`` their digests, by which the data gate drops them,
+    ``budgets/`` amounts that unfinished runs have spent,
     ``versions.json`` versions that wrote the state, ``backups/`` databases before an upgrade and the time of the last
     backup, ``prefect/`` and ``mlflow.db`` + ``mlartifacts/`` the state of the two tools.
     """

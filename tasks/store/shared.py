@@ -116,12 +116,6 @@ class SharedStore:
         self.folder.remove(_record(stage, key, record))
         self.folder.remove(f"{record.ref.uri}/{MANIFEST}")
 
-    def remove(self, path: str) -> None:
-        """Remove a file of an artifact, and its manifest first, without which the artifact counts as absent."""
-        artifact = PurePosixPath(*PurePosixPath(path).parts[:3])
-        self.folder.remove(f"{artifact}/{MANIFEST}")
-        self.folder.remove(path)
-
     def published(self) -> Iterator[Published]:
         """Yield all artifacts, partial ones too."""
         files: dict[str, dict[str, int]] = defaultdict(dict)

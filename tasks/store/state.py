@@ -1,9 +1,8 @@
 """Versions that wrote a state directory, and their compatibility with the installed ones.
 
-MLflow and Prefect silently upgrade an older database, after which no older version opens it. The file
-``versions.json`` therefore records the writers, and databases must have the installed schema. An older one is copied
-and upgraded on demand (:func:`upgrade`); a newer one is rejected. Files of rlcore itself must have the formats of this
-version, neither newer nor older ones.
+Newer state is refused. An older database is copied and upgraded on demand (:func:`upgrade`), by the migrations of
+MLflow and Prefect, because no older version opens it afterwards. Cache records of an older format count as absent. The
+file ``versions.json`` records the writers.
 """
 
 from __future__ import annotations
@@ -31,11 +30,9 @@ from rlcore.tasks.store.storage import write_json
 if TYPE_CHECKING:
     from rlcore.tasks.store.settings import Home
 
-FORMATS: Mapping[str, int] = {"state": 1, "records": RECORD_FORMAT, "audit": 1}
-"""Formats of rlcore's own files. Increase one together with a conversion in :func:`upgrade`, which copies first."""
 UNFINISHED = "restoring.json"
 """File of a state directory whose restore has not ended: the name and digest of the backup."""
-_NOTE = "versions.json"
+_NOTE, _FORMAT = "versions.json", "records"
 _SECONDS = 60.0  # seconds to wait for another process that writes a database
 _REVISION = re.compile(r"^(down_)?revision(?:\s*:[^=\n]+)?\s*=\s*(.+)$", re.MULTILINE)
 _QUOTED = re.compile(r"""["']([^"']+)["']""")
@@ -92,7 +89,7 @@ def require_readable(home: Home) -> None:
     note = home.root / _NOTE
     known = read_versions(home)
     require_known_formats(known, home.root)
-    found, older = {**FORMATS, **known}, list[Database]()
+    found, older = {**known, _FORMAT: RECORD_FORMAT}, list[Database]()
     for each in databases(home):
         before = known.get(each.tool, {})
         found[each.tool] = {"version": each.installed, "schema": each.schema}
@@ -113,20 +110,18 @@ def require_readable(home: Home) -> None:
 
 
 def require_known_formats(versions: Mapping[str, Any], where: object) -> None:
-    """Refuse files of rlcore in other formats than this version's, newer or older.
+    """Refuse files that a newer rlcore wrote.
 
     Raises:
-        StorageError: names the format, and its version here and there.
+        StorageError: names the format there and here.
     """
-    for name, known in FORMATS.items():
-        found = versions.get(name, known)  # not noted by the first versions, which had the first formats
-        if found != known:
-            age = "a newer" if isinstance(found, int) and found > known else "another"
-            raise StorageError(
-                f"the state directory was written by {age} rlcore ({name} {found!r}, this one knows {known})",
-                where=str(where),
-                fix="install that version again, or set RLCORE_HOME to another folder",
-            )
+    found = versions.get(_FORMAT, RECORD_FORMAT)  # the first versions noted none
+    if not isinstance(found, int) or found > RECORD_FORMAT:
+        raise StorageError(
+            f"the state directory was written by a newer rlcore (format {found!r}, this one knows {RECORD_FORMAT})",
+            where=str(where),
+            fix="install that version again, or set RLCORE_HOME to another folder",
+        )
 
 
 def require_whole(home: Home) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from rlcore.errors import PromotionError
 from rlcore.tasks.store.approvers import FILE, read_approvers
-from rlcore.tasks.store.audit_log import AuditEntry, entries_about, read_entries, record_action
+from rlcore.tasks.store.audit_log import AuditEntry, read_entries, record_action
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.mlflow_model import CLEANED
 from rlcore.tasks.tracking.registry import (
@@ -41,10 +41,10 @@ logger = logging.getLogger(__name__)
 Actor = Mapping[str, str]
 PROMOTE, REFUSE, ROLLBACK = "promote", "refuse", "rollback"  # actions of entries
 AWAIT, APPROVE, REJECT = "await", "approve", "reject"
-AWAITS, VERDICT = "awaits", "verdict_artifact"  # tags of a version: digests of the verdict
 JUDGED = ("artifact", "verdict", "champion")  # details of a request that decisions and promotions repeat
 NOBODY = "none"  # the champion before the first promotion
-_PROMOTED_OVER, _ROLLED_BACK = "promoted_over", "rolled_back"  # tags of a version
+_VERDICT, _AWAITS = "verdict", "awaits"  # tags of a version, as the two below
+_PROMOTED_OVER, _ROLLED_BACK = "promoted_over", "rolled_back"
 _MAX_TAG = 5000  # characters of a tag in MLflow
 
 
@@ -63,16 +63,11 @@ class Grounds:
     @property
     def tags(self) -> dict[str, str]:
         """Tags of the version that was compared."""
-        return verdict_tags(self.sentence, self.verdict, number_of(self.over))
+        return {_VERDICT: self.sentence[:_MAX_TAG]}
 
     def details(self, version: ModelVersion) -> dict[str, Any]:
         """Return the details of an audit entry about ``version``."""
         return {"artifact": version.sha256, "champion": number_of(self.over), "verdict": self.verdict}
-
-
-def verdict_tags(sentence: str, verdict: str, over: str) -> dict[str, str]:
-    """Return the tags of a version that was compared with version ``over``."""
-    return {"verdict": sentence[:_MAX_TAG], VERDICT: verdict, "judged_over": over}
 
 
 def subject_of(version: ModelVersion) -> str:
@@ -183,7 +178,7 @@ def await_approval(
         is_known = [(each.subject, each.details) for each in known] == [(subject_of(version), details)]
         entry = known[0] if is_known else record_action(home, AWAIT, subject_of(version), details, actor=actor)
         _remove_candidate(tracker, version.name, unless=version)
-        set_tags(tracker, version, grounds.tags | {AWAITS: grounds.verdict})
+        set_tags(tracker, version, grounds.tags | {_AWAITS: grounds.verdict})
         set_alias(tracker, version, CANDIDATE)
         _remove_alias(tracker, version.name, CHALLENGER, of=version)
     return entry
@@ -225,7 +220,7 @@ def roll_back(
         if champion is None:
             raise PromotionError("there is no champion, so nothing to roll back", where=where, fix="see rlcore ui")
         if champion.version != version:
-            done = [each for each in entries_about(home, subject) if each.action == ROLLBACK]
+            done = [each for each in read_entries(home) if (each.subject, each.action) == (subject, ROLLBACK)]
             if not done:
                 what = f"version {version} is not the champion, {_words(champion)} is"
                 raise PromotionError(what, where=where, fix=f"name the version to take down: {champion.version}")
@@ -342,9 +337,7 @@ def _apply_move(home: Home, tracker: Tracker, entry: AuditEntry, version: ModelV
     name, details = version.name, entry.details
     _remove_candidate(tracker, name)  # it was compared with the champion that goes
     if entry.action == PROMOTE:
-        over = details["champion"]
-        tags = verdict_tags(details.get("sentence", ""), details["verdict"], over)
-        set_tags(tracker, version, tags | {_PROMOTED_OVER: over})
+        set_tags(tracker, version, {_VERDICT: details.get("sentence", ""), _PROMOTED_OVER: details["champion"]})
         _remove_alias(tracker, name, CHALLENGER, of=version)
     elif down := find_number(tracker, name, champion_before(entry)):
         set_tags(tracker, down, {_ROLLED_BACK: details["reason"]})
@@ -360,7 +353,7 @@ def _remove_candidate(tracker: Tracker, name: str, *, unless: ModelVersion | Non
     """End the wait of the candidate."""
     candidate = find_version(tracker, name, CANDIDATE)
     if candidate is not None and candidate != unless:
-        remove_tag(tracker, candidate, AWAITS)
+        remove_tag(tracker, candidate, _AWAITS)
         tracker.client.delete_registered_model_alias(name, CANDIDATE)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from rlcore.errors import ModelError
-from rlcore.tasks.store.artifacts import ERASED, ArtifactRef, ArtifactStore
+from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import Record, StageCache, describe_machine
 from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
@@ -177,8 +177,7 @@ def _facts(home: Home, record: Record) -> tuple[str, ...]:
         f"{ref.rows} {'iteration' if ref.kind == 'policy' else 'row'}{'s' * (ref.rows != 1)}" if ref.rows else "",
         *(f"source {digest[:DIGITS]}" for digest in list(flatten(ingredients["external"]).values())[:1] if digest),
     ]
-    is_erased = (home.root / ref.uri / ERASED).is_file()
-    absent = ArtifactStore(home.root).absence(ref) or ("rows erased" if is_erased else "")
+    absent = ArtifactStore(home.root).absence(ref)
     facts += [*_rows_of(home, ref), describe_machine(ingredients.get("machine", {})), absent]
     return tuple(fact for fact in (*facts, f"seed {ingredients['seed']}", record.created[:16]) if fact)
 

@@ -65,8 +65,7 @@ def write_cards(
         "How to load it": _loading(f"models:/{name}/{version or 'VERSION'}", record, repo),
         "Results": _results(evaluated or record, is_evaluated=evaluated is not None),
         "Decision": _decision(tags),
-        "Training data": _data_table(data) + _erased(tags) + "\n\nMore of each dataset is in `data_card.md` of the "
-        "version in MLflow.",
+        "Training data": _data_table(data) + "\n\nMore of each dataset is in `data_card.md` of the version in MLflow.",
         "License": _license(license_id),
         "Intended use": _SCORES if _is_reward_model(record) else _INTENDED,
         "Limits": _LIMITS,
@@ -234,12 +233,6 @@ def _data_table(data: Sequence[Mapping[str, Any]]) -> str:
     ]
     head = "| dataset | contract | source | for training | held out | digest of the rows |"
     return "\n".join([head, "|---|---|---|---|---|---|", *rows])
-
-
-def _erased(tags: Mapping[str, str]) -> str:
-    """Return a sentence about rows that were erased after the training."""
-    found = tags.get("erasure")
-    return f"\n\nRows were erased since ({plain(found)}). The weights are unchanged." if found else ""
 
 
 def _data_card(name: str, data: Sequence[Mapping[str, Any]]) -> str:

@@ -8,7 +8,7 @@ so that no damaged record is used.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -108,24 +108,3 @@ def _taken_up(home: Home, folder: Path, digest: str) -> ChampionLineage:
 
 def _files(folder: Path) -> list[Path]:
     return [path for path in sorted(folder.glob("*/*")) if path.is_file()]
-
-
-def renew_past(home: Home, tracker: Tracker, version: ModelVersion, redact: Callable[[Any], Any]) -> None:
-    """Apply ``redact`` to the reports in a version's record, and record their digests anew; without record do nothing.
-
-    The files may have been redacted where they are already.
-    """
-    with scratch_folder(home.work) as temporary:
-        try:
-            folder = _downloaded(version, temporary)
-            values = read_json(folder / _RECORD)
-        except StorageError:
-            return
-        for path in sorted(folder.glob(f"*/{REPORT}")):
-            write_json(redact(read_json(path)), path)
-        files = {path.relative_to(folder).as_posix(): file_sha256(path) for path in _files(folder)}
-        if files != values["files"]:
-            write_json({**values, "files": files}, folder / _RECORD)
-        digest = file_sha256(folder / _RECORD)
-        if read_tags(tracker, version).get(PAST) != digest:
-            add_past(tracker, version, folder, digest)

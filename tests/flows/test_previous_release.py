@@ -30,8 +30,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["show", "tiny-grpo/1"], "tiny-grpo"),
         (["lineage", "tiny-grpo/1"], "import_sft"),
-        (["plan", "tiny"], "import_sft"),
-        (["upgrade-check", "tiny"], "code changed"),
+        (["plan", "tiny"], "first run of this preset by this release"),
         (["gc"], "can go"),
         (["audit", "verify"], "0 entries, no errors"),
         (["upgrade"], "every database is of the installed versions"),

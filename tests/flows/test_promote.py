@@ -32,7 +32,8 @@ from rlcore.tasks.presets.promotion import OwnLimits, PromotionConfig
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, write_table
-from rlcore.tasks.tracking.registry import CANDIDATE, CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags
+from rlcore.tasks.tracking.champion import last_move
+from rlcore.tasks.tracking.registry import CANDIDATE, CHALLENGER, CHAMPION, PREVIOUS, find_version
 from rlcore.tasks.tracking.runs import open_tracker
 from tests.flows.micro import ONE_LAYER
 from tests.flows.retraining import write_files
@@ -98,10 +99,9 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
     assert (worse["promote"], worse["look"]) == (False, 2)
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
 
-    tracker = open_tracker(tracked_home)
-    champion = find_version(tracker, NAME, CHAMPION)
-    assert champion is not None
-    assert read_tags(tracker, champion)["verdict_artifact"] == refs["promote"].sha256
+    moved = last_move(tracked_home, NAME)
+    assert moved is not None
+    assert moved.details["verdict"] == refs["promote"].sha256
 
     mine = "name=mine"
     assert verdict(tracked_home, run(tmp_path, (0, 41), mine))["sentence"].startswith("Passed: the first champion")

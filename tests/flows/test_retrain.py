@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from rlcore.errors import ConfigError, DataError
 from rlcore.flows.presets import open_preset
 from rlcore.flows.run import run_retrain
+from rlcore.tasks.operations.rows import find_rows
 from rlcore.tasks.pipeline import events
 from rlcore.tasks.pipeline.events import PROMOTED, REFUSED
 from rlcore.tasks.pipeline.retrain import remember
@@ -68,6 +70,7 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
     assert two is not None
     assert read_tags(tracker, two)["parents"].startswith("champion:")
 
+    require_models_of_a_row(tracked_home, tmp_path / "rows.jsonl")
     same = run_retrain("retrain", (*data, *LEARN))
     assert (same.result, aliases(tracked_home)) == ("unchanged", {CHAMPION: 2, PREVIOUS: 1})
 
@@ -99,6 +102,22 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
 
 
+def require_models_of_a_row(home: Home, path: Path) -> None:
+    """A held-out prompt, a training row as its source has it, a prompt that nobody asked, and a line with no prompt."""
+    rows = Path(path.with_name("data") / "demonstrations.jsonl").read_text(encoding="utf-8").splitlines()
+    training = next(row for row in rows if json.loads(row)["split"] == "train")
+    path.write_text('{"prompt": "10 "}\n{"prompt": "who?"}\n' + training, encoding="utf-8")
+    num_found, lines = find_rows(home, path)
+    assert (num_found, lines[-1]) == (2, "in snapshots: 2 of 3 prompts")
+    for line in lines[:-1]:
+        held, _, models = line.partition("; models: ")
+        assert held.endswith("train 1, held out 1")
+        assert {f"{NAME}/1", f"{NAME}/2"} <= {*models.split(", ")}
+    path.write_text('{"prompt": "12"}\n{"name": "Zoë"}\n', encoding="utf-8")
+    with pytest.raises(DataError, match="line 2 names no row"):
+        find_rows(home, path)
+
+
 def require_no_way_around_the_drift_gate(home: Home, drifted: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """The accepted rows are gone from the disk, the account is damaged or gone from MLflow, the home is another one."""
     tracker = open_tracker(home)
@@ -116,6 +135,9 @@ def require_no_way_around_the_drift_gate(home: Home, drifted: tuple[str, ...], m
     assert set(remember(home, f"{NAME}@champion")) >= {"prepare_prompts", "prepare_preferences"}
     for snapshot in home.artifacts.glob("dataset/*"):
         shutil.rmtree(snapshot)
+    unknown = home.root / "unknown.jsonl"
+    unknown.write_text('{"prompt": "12"}\n', encoding="utf-8")
+    assert any(f"rows unknown: removed; models: {NAME}/1" in line for line in find_rows(home, unknown)[1])
     with pytest.raises(DataError, match=r"prompts: .*prompt_tokens \(PSI"):
         run_retrain("retrain", drifted)
     with pytest.raises(DataError, match="are gone: prepare_prompts "):

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from rlcore.tasks.pipeline.approval import statement
+from rlcore.tasks.store.approvers import sign
 from rlcore.tasks.store.audit_log import read_entries
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.signatures import sign
 from tests.flows.micro import WRECKED
 from tests.flows.retraining import LEARN, NAME, SPOIL, write_data
 from tests.integration.browser import REFUSALS, refusals

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 import signal
@@ -33,7 +32,6 @@ MODEL = "team-grpo"
 PRESET = """extends = "retrain"
 name = "team"
 """
-ERASED = "12"  # a prompt of the training rows
 RUN_SECONDS = 600.0
 EVENTS = {
     "rlcore.promotion.awaits",
@@ -239,17 +237,11 @@ def test_everything_is_deleted_and_comes_back_elsewhere(team: Team) -> None:
     assert reproduced.returncode == 0, reproduced.stdout + reproduced.stderr
 
 
-def test_a_persons_rows_are_erased_and_a_retraining_goes_without_them(team: Team) -> None:
+def test_the_models_that_were_trained_on_a_row_are_named(team: Team) -> None:
     request = team.folder / "request.jsonl"
-    request.write_text(json.dumps({"prompt": ERASED}) + "\n")
+    request.write_text('{"prompt": "12"}\n')  # a prompt of the training rows
     held = team.run("rows", str(request))
-    assert (held.returncode, MODEL in held.stdout) == (0, True), held.stdout + held.stderr
-    team.act("erase", str(request), "--reason", "request 17", "--delete")
-    gone = team.run("rows", str(request))
-    assert gone.returncode == 1, gone.stdout
-    ended = team.retrain()
-    assert ended["state_type"] == "COMPLETED", team.services.logged(ended["id"])
-    assert team.run("rows", str(request)).returncode == 1
+    assert (held.returncode, f"{MODEL}/1" in held.stdout) == (0, True), held.stdout + held.stderr
 
 
 def test_what_nobody_needs_is_cleaned(team: Team) -> None:
@@ -267,7 +259,7 @@ def test_every_event_was_received_and_the_audit_log_is_whole(team: Team) -> None
     verified = team.run("audit", "verify")
     assert verified.returncode == 0, verified.stdout
     shown = team.run("audit", "show").stdout
-    for action in ("await", "approve", "promote", "refuse", "rollback", "backup", "restore", "erase", "gc"):
+    for action in ("await", "approve", "promote", "refuse", "rollback", "backup", "restore", "gc"):
         assert action in shown, shown
     health = team.run("doctor", "--services")
     assert health.returncode == 0, health.stdout

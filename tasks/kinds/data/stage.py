@@ -15,8 +15,6 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, data_sections
 from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.steps.data_source import resolve_adapter, source_digest
-from rlcore.tasks.store.deny_list import deny_list_digest
-from rlcore.tasks.store.settings import find_home
 
 _GRADING = ("verifiers", "tokens_per_microbatch")  # keys of an evaluation that sampled pairs are labelled with
 
@@ -67,6 +65,6 @@ def _data_sections(name: str, others: tuple[str, ...], config: RunConfig) -> Sec
 
 
 def _source_digest(config: Sections) -> Mapping[str, str]:
-    """Return digests of the dataset's sources by name, and of the list of erased rows, if there are any."""
+    """Return digests of the dataset's sources by name."""
     (data,) = config.data.values()
-    return {**source_digest(data), **deny_list_digest(find_home())}
+    return source_digest(data)

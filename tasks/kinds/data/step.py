@@ -16,8 +16,6 @@ from rlcore.tasks.presets.data import DatasetConfig, too_few_held_out
 from rlcore.tasks.presets.graph import NO_GRADERS, Graders
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.data import TokenView, Use, is_exact, prepare_dataset
-from rlcore.tasks.store.deny_list import read_denied
-from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.store.storage import read_column
 from rlcore.text.token_counts import encode_all, max_prompt_tokens, max_text_tokens, prompt_lengths
 from rlcore.text.tokenization import ChatTokenizer
@@ -49,8 +47,7 @@ def prepare(
     graders: Graders = NO_GRADERS,
 ) -> StageResult:
     """Gate a dataset into a snapshot without the prompts that the stages ``held_out`` evaluate on."""
-    evaluated, denied = evaluated_prompts(context, held_out), read_denied(find_home())
-    use = Use(evaluated=evaluated, graders=graders, denied=denied)
+    use = Use(evaluated=evaluated_prompts(context, held_out), graders=graders)
     view = token_view(ChatTokenizer.load(tokenizer))
     # The work folder comes first: if the gate rejects the data, the error names quarantine and report there.
     snapshot = context.work / "snapshot"

@@ -31,8 +31,6 @@ COMMANDS = (
     ("audit", "show"),
     ("audit", "verify"),
     ("rows", "request.jsonl"),
-    ("erase", "request.jsonl", "--reason", "request 17"),
-    ("erase", "request.jsonl", "--reason", "request 17", "--delete"),
     *((command, "tiny", "--set", "seed=-1") for command in ("run", "promote", "retrain")),
     ("retrain", "tiny"),
 )

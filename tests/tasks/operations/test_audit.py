@@ -15,10 +15,9 @@ from mlflow.artifacts import download_artifacts
 from rlcore.errors import StorageError
 from rlcore.flows.cli.app import main
 from rlcore.tasks.operations.audit import audit_errors, audit_table
-from rlcore.tasks.store.approvers import read_approvers
+from rlcore.tasks.store.approvers import read_approvers, sign
 from rlcore.tasks.store.audit_log import AuditEntry, audit_path, record_action
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.signatures import sign
 from rlcore.tasks.tracking import champion
 from rlcore.tasks.tracking.champion import Grounds
 from rlcore.tasks.tracking.registry import CHAMPION, ModelVersion, find_by_sha256, remove_tag, set_alias, set_tags

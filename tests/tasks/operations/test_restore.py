@@ -138,7 +138,7 @@ def test_a_backup_of_a_newer_state_is_refused_before_anything_is_written(
     note = filled.root / "versions.json"
     note.write_text(json.dumps(json.loads(note.read_text()) | {"records": 4}))
     back_up(filled, str(target))
-    with pytest.raises(StorageError, match=r"written by a newer rlcore \(records 4, this one knows 3\)"):
+    with pytest.raises(StorageError, match=r"written by a newer rlcore \(format 4, this one knows 3\)"):
         restore(elsewhere, str(target))
     assert not elsewhere.root.exists()
 

@@ -22,11 +22,11 @@ from rlcore.tasks.pipeline import approval, promotion
 from rlcore.tasks.pipeline.approval import current_actor, statement
 from rlcore.tasks.pipeline.prefect_bridge import FlowRun
 from rlcore.tasks.pipeline.promotion import apply_decision, apply_signature
+from rlcore.tasks.store.approvers import sign
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.audit_log import AuditEntry, audit_path, read_entries, record_action
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.signatures import sign
 from rlcore.tasks.store.storage import read_json, write_json
 from rlcore.tasks.tracking.registry import (
     CANDIDATE,
@@ -126,7 +126,7 @@ def test_a_version_that_passed_awaits_a_person_and_is_champion_when_one_has_sign
     text = office.judged(2)
     assert "It awaits an approval until " in text and f"rlcore approve {NAME}/2 --reason" in text
     assert office.aliases == WAITING
-    assert office.tag(2, "awaits") == office.tag(2, "verdict_artifact") != ""
+    assert office.tag(2, "awaits") == read_entries(office.home)[-1].details["verdict"] != ""
     assert office.judged(2) == text  # and nothing else
     assert (office.actions, office.events) == ([("await", "2")], [("awaits", 2)])
     for _ in range(2):  # repeated without effect
@@ -143,7 +143,7 @@ def test_a_version_that_passed_awaits_a_person_and_is_champion_when_one_has_sign
     }
     stated = json.loads(approve.details["document"])
     assert (stated["version"], stated["champion"], stated["artifact"]) == (f"{NAME}/2", "1", "b")
-    assert (stated["verdict"], stated["reason"]) == (office.tag(2, "verdict_artifact"), "read fifty answers")
+    assert (stated["verdict"], stated["reason"]) == (promoted.details["verdict"], "read fifty answers")
     assert office.tag(2, "awaits") == ""
     assert audit_errors(office.home) == ((), 4)
 
@@ -447,7 +447,7 @@ def test_a_decision_that_is_killed_anywhere_and_repeated_is_made_once(office: Of
                 break
             except Killed:
                 kills += 1
-    assert kills >= 4
+    assert kills >= 3
     office.decide("anna", decision)
     if decision == "approve":
         assert office.aliases == PROMOTED

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import StorageError
-from rlcore.tasks.store.audit_log import audit_path, chain_errors, entries_about, read_entries, record_action
+from rlcore.tasks.store.audit_log import audit_path, chain_errors, read_entries, record_action
 from rlcore.tasks.store.settings import Home
 
 
@@ -33,12 +33,6 @@ def test_a_repeated_act_adds_no_entry_and_another_subject_does(home: Home) -> No
     assert record_action(home, "gc", "home", {"bytes": 1}).number == 4
     assert record_action(home, "promote", "tiny-grpo", {"to": 3}).number == 3
     assert record_action(home, "promote", "tiny-grpo", {"to": 1}).number == 5
-
-
-def test_entries_about_one_version_are_those_of_no_other(home: Home) -> None:
-    record_action(home, "promote", "tiny-grpo/12", {"to": 12})
-    record_action(home, "promote", "tiny-grpo/1", {"to": 1})
-    assert [each.number for each in entries_about(home, "tiny-grpo/1")] == [5]
 
 
 def _edit(lines: list[str]) -> list[str]:

@@ -134,16 +134,3 @@ def test_a_store_that_does_not_answer_says_so(monkeypatch: pytest.MonkeyPatch, s
 def test_an_unknown_protocol_is_a_mistake_of_the_variable() -> None:
     with pytest.raises(ConfigError, match="RLCORE_STORE"):
         SharedStore("sss://bucket").require_usable()
-
-
-def test_a_file_is_removed_with_the_manifest_so_that_the_artifact_is_absent(
-    shared: SharedStore, tmp_path: Path
-) -> None:
-    here, there = home_at(tmp_path / "here"), home_at(tmp_path / "there")
-    shared.require_usable()
-    record = compute(here)
-    shared.publish("make", KEY, record, here)
-    for _ in range(2):  # a repeat changes nothing
-        shared.remove(f"{record.ref.uri}/number.txt")
-    with pytest.raises(StorageError, match="is missing"):
-        shared.fetch(record.ref, there)

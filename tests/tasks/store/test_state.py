@@ -12,9 +12,10 @@ import pytest
 
 from rlcore.errors import StorageError
 from rlcore.flows.cli.app import main
+from rlcore.tasks.store.cache import RECORD_FORMAT
 from rlcore.tasks.store.locks import locked_file
 from rlcore.tasks.store.settings import Home, configure_environment
-from rlcore.tasks.store.state import FORMATS, databases, require_readable, upgrade
+from rlcore.tasks.store.state import databases, require_readable, upgrade
 from rlcore.tasks.tracking.runs import open_tracker
 
 
@@ -62,7 +63,7 @@ def test_a_home_notes_the_versions_that_write_in_it(filled: Home) -> None:
     mlflow = databases(filled)[0]
     assert note(filled)["mlflow"] == {"version": mlflow.installed, "schema": mlflow.schema}
     assert mlflow.schema in mlflow.schemas()[1]
-    assert note(filled)["state"] == 1
+    assert note(filled)["records"] == RECORD_FORMAT
 
 
 def test_a_database_of_a_newer_version_is_refused_by_name_and_left_alone(filled: Home) -> None:
@@ -76,25 +77,22 @@ def test_a_database_of_a_newer_version_is_refused_by_name_and_left_alone(filled:
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize(("change", "age"), [(1, "a newer"), (-1, "another"), ("x", "another")])
-def test_files_of_another_format_than_this_versions_are_refused_in_either_direction(
-    filled: Home, name: str, change: int | str, age: str
-) -> None:
-    other = change if isinstance(change, str) else FORMATS[name] + change
-    written = json.dumps({**note(filled), name: other})
+@pytest.mark.parametrize("newer", [RECORD_FORMAT + 1, "x"])
+def test_a_home_of_a_newer_format_is_refused_and_left_alone(filled: Home, newer: int | str) -> None:
+    written = json.dumps({**note(filled), "records": newer})
     (filled.root / "versions.json").write_text(written)
     for refused in (configure_environment, upgrade):
-        with pytest.raises(StorageError, match=rf"written by {age} rlcore \({name} {other!r}, this one knows "):
+        with pytest.raises(StorageError, match=rf"written by a newer rlcore \(format {newer!r}, this one knows "):
             refused(filled)
     assert (filled.root / "versions.json").read_text() == written
 
 
-def test_a_home_of_the_first_versions_which_noted_no_formats_goes_on_and_notes_them(filled: Home) -> None:
-    first = {name: each for name, each in note(filled).items() if name not in FORMATS}
-    (filled.root / "versions.json").write_text(json.dumps(first))
+@pytest.mark.parametrize("older", [{"records": RECORD_FORMAT - 1}, {}], ids=["noted", "of the first versions"])
+def test_a_home_of_an_older_format_goes_on_and_is_noted(filled: Home, older: dict[str, int]) -> None:
+    tools = {name: each for name, each in note(filled).items() if name != "records"}
+    (filled.root / "versions.json").write_text(json.dumps(tools | older))
     configure_environment(filled)
-    assert {name: note(filled)[name] for name in FORMATS} == FORMATS
+    assert note(filled) == {**tools, "records": RECORD_FORMAT}
 
 
 @pytest.mark.parametrize("noted", ["1.0", ""])

@@ -313,7 +313,7 @@ def test_an_act_that_is_killed_anywhere_and_repeated_has_one_entry_and_the_right
                 break
             except Killed:
                 kills += 1
-    assert kills >= 3
+    assert kills >= 2
     for _ in range(2):  # and once more, when it is done
         assert act(tracked_home, tracker, versions) == read_entries(tracked_home)[-1]
         assert [each.subject for each in read_entries(tracked_home)] == ["m/1", "m/2", f"m/{about + 1}"]

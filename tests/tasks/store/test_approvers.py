@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import PromotionError
-from rlcore.tasks.store.signatures import sign, verify
+from rlcore.tasks.store.approvers import sign, verify
 from tests.ssh_keys import allowed, make_key
 
 TEXT = '{"decision":"approve","reason":"gut – très bien"}\n'
