@@ -90,8 +90,9 @@ class _Errors(list[str]):
         """Return what a key means where it is none: the caller's hint, or a key of that name at the top."""
         last = path.rpartition(".")[2]
         is_section = last != path and last in self._top and isinstance(value, Mapping)
-        while isinstance(value, Mapping) and len(value) == 1:
-            [(name, value)] = value.items()
+        inner = value
+        while isinstance(inner, Mapping) and len(inner) == 1:
+            [(name, inner)] = inner.items()
             last = f"{last}.{name}"
         return self._hint(path, value) or (f"did you mean {last}, at the top of the preset?" if is_section else "")
 

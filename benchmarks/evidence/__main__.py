@@ -33,6 +33,7 @@ from rlcore.tasks.store.storage import read_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks/results"
+PRESETS = Path(__file__).parent / "presets"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,11 +47,11 @@ class Task:
 
 
 TASKS = {
-    "smollm2": Task(preset="evidence"),
-    "long": Task(preset="evidence_long", variants=()),
-    "chat": Task(preset="evidence_chat", variants=(), pairs=("prompts", "pairs", "judge_pairs")),
-    "tiny": Task(preset="evidence_tiny", seeds=range(10)),
-    "qwen": Task(preset="evidence_0_5b"),
+    "smollm2": Task(preset=str(PRESETS / "evidence.toml")),
+    "long": Task(preset=str(PRESETS / "evidence_long.toml"), variants=()),
+    "chat": Task(preset=str(PRESETS / "evidence_chat.toml"), variants=(), pairs=("prompts", "pairs", "judge_pairs")),
+    "tiny": Task(preset=str(PRESETS / "evidence_tiny.toml"), seeds=range(10)),
+    "qwen": Task(preset=str(PRESETS / "evidence_0_5b.toml")),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlcore.flows.presets import FOLDER
 
-EXTENDED = {"base", "chat", "preferences", "evidence_chat"}  # not whole by themselves: they require keys
+EXTENDED = {"base", "chat", "preferences"}  # not whole by themselves: they require keys
 PRESETS = sorted({path.stem for path in FOLDER.glob("*.toml")} - EXTENDED)  # those that are
 
 MICRO = (

@@ -16,7 +16,7 @@ from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder
 from tests.flows.warm import run_warm
 
-PRESETS = ("gsm8k_0_5b", "countdown_3b", "hh_8b", "deepscaler_1_5b", "evidence_0_5b")
+PRESETS = ("gsm8k_0_5b", "countdown_3b", "hh_8b")
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -91,7 +91,7 @@ def small(name: str, project: Path) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PRESETS[:-1])  # whose 52 stages are those of `evidence`
+@pytest.mark.parametrize("name", PRESETS)
 def test_with_a_tiny_model_and_few_rows_it_runs_to_its_comparison(name: str, project: Path, tmp_path: Path) -> None:
     preset = tmp_path / "small.toml"
     preset.write_text(small(name, project), encoding="utf-8")

@@ -45,7 +45,7 @@ def test_costs_are_those_of_the_run_or_of_all_attempts_and_of_what_arms_share(tm
 
 
 def test_an_arm_pays_for_the_samples_that_it_trains_on_and_not_for_data_of_others() -> None:
-    config = open_preset("evidence", ())
+    config = open_preset(program.TASKS["smollm2"].preset)
     inputs = {stage.name: stage.inputs for stage in stages(config)}
     found = {name: added(config, inputs[name], name) for name in ("sft", "grpo", "kept", "dpo", "reward_model")}
     assert found == {

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.evidence.__main__ import TASKS
 from benchmarks.evidence.runs import other_figures
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ConfigError
@@ -22,9 +23,9 @@ DATA = ("prompts", "pairs", "judge_pairs")
 SHAPE = ShapeConfig(hidden_size=32, num_layers=2, num_heads=2, num_kv_heads=2, intermediate_size=32, max_positions=256)
 
 
-@pytest.mark.parametrize("name", ["evidence", "evidence_tiny", "evidence_0_5b"])
+@pytest.mark.parametrize("name", ["smollm2", "tiny", "qwen"])
 def test_all_arms_of_rl_have_equal_sizes_and_rates(name: str) -> None:
-    config = open_preset(name)
+    config = open_preset(TASKS[name].preset)
     arms = rl_stages(config)
     assert len(arms) == 15
     sizes = {
@@ -44,7 +45,7 @@ def test_all_arms_of_rl_have_equal_sizes_and_rates(name: str) -> None:
 
 
 def test_no_stage_on_a_gpu_keeps_the_settings_of_the_small_model() -> None:
-    large, small = open_preset("evidence_0_5b"), open_preset("evidence")
+    large, small = open_preset(TASKS["qwen"].preset), open_preset(TASKS["smollm2"].preset)
     assert large.stages.keys() == small.stages.keys()
     assert not [name for name, stage in large.stages.items() if stage == small.stages[name]]
     assert not [name for name, data in large.data.items() if data.max_tokens == small.data[name].max_tokens]
@@ -52,7 +53,7 @@ def test_no_stage_on_a_gpu_keeps_the_settings_of_the_small_model() -> None:
 
 def test_the_chat_preset_asks_for_the_file_of_each_dataset() -> None:
     with pytest.raises(ConfigError) as caught:
-        open_preset("evidence_chat")
+        open_preset(TASKS["chat"].preset)
     missing = [line.strip().partition(":")[0] for line in caught.value.what.splitlines()[1:]]
     assert missing == [f"data.{name}.path" for name in DATA]
 
@@ -82,7 +83,7 @@ def small_chat(project: Path) -> list[str]:
 
 
 def test_the_judge_of_the_chat_preset_is_trained_on_other_pairs_than_the_reward(tmp_path: Path) -> None:
-    config = open_preset("evidence_chat", small_chat(tmp_path))
+    config = open_preset(TASKS["chat"].preset, small_chat(tmp_path))
     rewards = {term.stage for each in rl_stages(config).values() for term in each.rewards}
     judges = {config.stages[name].settings.judge.stage for name in ("win_grpo", "win_ppo")}
     assert (rewards, judges) == ({"reward_model"}, {"judge_model"})
@@ -94,7 +95,7 @@ def test_the_judge_of_the_chat_preset_is_trained_on_other_pairs_than_the_reward(
 @pytest.mark.slow
 def test_the_chat_preset_runs_and_the_benchmark_finds_the_figures_of_its_models(tmp_path: Path) -> None:
     overrides = [part for each in small_chat(tmp_path) for part in ("--set", each)]
-    done = run_warm(["run", "evidence_chat", *overrides], environment(tmp_path), ROOT)
+    done = run_warm(["run", TASKS["chat"].preset, *overrides], environment(tmp_path), ROOT)
     assert done.returncode == 0, done.stderr
     wanted = {
         "reward_model": {"rm/eval_accuracy", "rm/gain_over_length"},
