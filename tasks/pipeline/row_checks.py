@@ -106,7 +106,7 @@ def _trial(
             refused += [(one, one.reason.startswith(LEFT_OUT)) for one in batch.rejected]
             is_divided |= any("split" in row for row in batch.rows)
             is_left |= bool(batch.rows)
-            asked += [(row["messages"][-1]["content"], row.get("reference", "")) for row in batch.rows]
+            asked += [pair for row in batch.rows if all(map(str.strip, pair := _question_and_reference(row)))]
             meter = token_meter(tokens or NO_TOKENIZER)
             checked = check_rows(batch, contract, terms, meter=meter, where=data.path).refused
             refused += [*checked.values(), *((one, True) for one in _repeated(batch, contract, checked, known))]
@@ -122,9 +122,18 @@ def _trial(
     )
 
 
+def _question_and_reference(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the last message of a row and its reference; empty what the row, which may be wrong, has not."""
+    messages = row["messages"]
+    last = messages[-1] if isinstance(messages, list) and messages else {}
+    found = last.get("content") if isinstance(last, Mapping) else "", row.get("reference")
+    question, reference = (each if isinstance(each, str) else "" for each in found)
+    return question, reference
+
+
 def _are_swapped(asked: Sequence[tuple[str, str]]) -> bool:
     """Return True if all questions are bare numbers and no reference is one, or all are short and references ask."""
-    if len(asked) < 2 or not all(reference for _, reference in asked):
+    if len(asked) < 2:
         return False
     if all(_NUMBER.fullmatch(question) and not _NUMBER.fullmatch(reference) for question, reference in asked):
         return True

@@ -107,7 +107,7 @@ def test_an_adapter_names_the_fault_of_a_row_or_makes_rows_that_can_be_judged(
     adapter, row = found
     for kind in ADAPTERS[adapter].rows:
         try:
-            made = convert.row_function(adapter, kind)(row)
+            made = ADAPTERS[adapter].rows[kind](row)
         except RowError as fault:
             assert fault.field
             assert fault.reason

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.data_contracts.adapters.convert import row_function
+from rlcore.data_contracts.adapters.table import ADAPTERS
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.rewards.math_answer import MathOptions, MathReward, compare_exact
 from rlcore.types import Rollout
@@ -237,8 +237,8 @@ def test_any_answer_is_decided_or_left_to_symbols_without_an_exception(answer: s
 def test_people_s_answers_verify_and_a_neighbours_do_not(make_rollout: Callable[..., Rollout]) -> None:
     """All rows through the adapter, against the next row with another number; no answer needs a process."""
     rows = [json.loads(line) for line in GSM8K.read_text(encoding="utf-8").splitlines()]
-    references = [row_function("gsm8k", "prompts")(row)[0]["reference"] for row in rows]
-    worked = [row_function("gsm8k", "demonstrations")(row)[0]["completion"] for row in rows]
+    references = [ADAPTERS["gsm8k"].rows["prompts"](row)[0]["reference"] for row in rows]
+    worked = [ADAPTERS["gsm8k"].rows["demonstrations"](row)[0]["completion"] for row in rows]
     reward = MathReward()
 
     def values(texts: list[str], wanted: list[str]) -> list[float | None]:

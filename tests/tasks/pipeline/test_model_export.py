@@ -27,7 +27,7 @@ def test_a_registered_model_is_exported_with_its_card(tracked_home: Home, tmp_pa
     assert our_answers(folder) == our_answers(tracked_home.root / ref.uri / "model")
     assert AutoTokenizer.from_pretrained(folder).chat_template
     card = (folder / "README.md").read_text()
-    assert card.startswith("---\nlicense: ")
+    assert card.startswith("---\n") and "\nlicense: " in card.partition("\n---\n")[0]
     assert "No decision yet" in card
     assert "`my\\|sums.jsonl` | 9 | 3" in card
     assert "sft/loss" in card
