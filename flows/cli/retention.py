@@ -1,4 +1,4 @@
-"""Command that removes what is not needed any more."""
+"""Commands that dump databases and remove what is not needed any more."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from rlcore.errors import ConfigError
 from rlcore.flows.cli.parameters import open_home
+from rlcore.tasks.store.settings import configure_logging, find_home
 
 
 def gc(
@@ -44,4 +45,29 @@ def gc(
     from rlcore.tasks.operations.garbage_table import table_text
 
     sys.stdout.write(table_text(look(home, keep_days=keep_days)))
+    return 0
+
+
+def dump(
+    *, restore: Annotated[bool, Parameter(help="Put the newest dump in the place of databases that are gone.")] = False
+) -> int:
+    """Dump the databases into the folder dumps of the state directory, and keep the newest few. Runs may be active.
+
+    Then a tool such as restic can back up the state directory. With --restore no database that is there is replaced.
+
+    ```
+    rlcore dump
+    rlcore dump --restore
+    ```
+    """
+    from rlcore.tasks.operations.dump import make_dump, restore_dump
+    from rlcore.tasks.tracking.database import require_made
+
+    if restore:
+        configure_logging()
+        sys.stdout.write(restore_dump(find_home()))
+        return 0
+    home = open_home(reads=True)
+    require_made(home)
+    sys.stdout.write(make_dump(home))
     return 0

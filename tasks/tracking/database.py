@@ -112,16 +112,3 @@ def stored_version(path: Path, name: str, *, alias: str, number: str) -> dict[st
             return None
         query = f"SELECT key, value FROM model_version_tags WHERE {numbered}"
         return {"version": str(row[0]), **dict(database.execute(query, (name, row[0])).fetchall())}
-
-
-def newest_version(path: Path) -> str:
-    """Return ``name/number`` of the newest champion, else of the newest registered version; empty if there is none."""
-    if not path.is_file():
-        return ""
-    query = """
-        SELECT v.name || '/' || v.version FROM model_versions v LEFT JOIN registered_model_aliases a
-            ON (a.name, a.version, a.alias) = (v.name, v.version, 'champion')
-        WHERE current_stage NOT LIKE 'Deleted%' ORDER BY a.alias IS NULL, creation_time DESC, v.version DESC"""
-    with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as database:
-        row = database.execute(query).fetchone()
-    return row[0] if row else ""
