@@ -21,8 +21,8 @@ def gc(
 
     A version with an alias stays, with all that it was made from: to pin one, give it an alias of your own in MLflow.
     So do younger versions, and results that a run made or used within --keep-days. Also removed: unfinished stages that
-    were not resumed, with rejected rows, runs that were deleted in MLflow, old runs and events of Prefect. Records
-    stay: lineage, show and plan say what was cleaned, and a run that needs it computes it again.
+    were not resumed, with rejected rows. Records stay: lineage, show and plan say what was cleaned, and a run that
+    needs it computes it again.
 
     ```
     rlcore gc
@@ -42,9 +42,8 @@ def gc(
         sys.stdout.write(call_flow(gc_flow, keep_days))
         return 0
     from rlcore.tasks.operations.garbage import look
-    from rlcore.tasks.operations.garbage_table import table_text
 
-    sys.stdout.write(table_text(look(home, keep_days=keep_days)))
+    sys.stdout.write(look(home, keep_days=keep_days).text)
     return 0
 
 

@@ -88,15 +88,11 @@ def stored_versions(path: Path, names: Collection[str]) -> list[StoredVersion]:
     ]
 
 
-def deleted_runs(path: Path, *, before: float) -> dict[str, tuple[float, str]]:
-    """Return the runs that a user deleted before a time: when, in seconds since 1970, and the location of their files.
-
-    They are read without MLflow, whose client does not tell the time.
-    """
-    query = "SELECT run_uuid, deleted_time, artifact_uri FROM runs WHERE lifecycle_stage = 'deleted'"
+def deleted_runs(path: Path) -> set[str]:
+    """Return the runs that a user deleted, read without MLflow."""
     with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as database:
-        rows = database.execute(f"{query} AND deleted_time < ?", (before * 1000.0,)).fetchall()
-    return {run: (milliseconds / 1000.0, location) for run, milliseconds, location in rows}
+        rows = database.execute("SELECT run_uuid FROM runs WHERE lifecycle_stage = 'deleted'").fetchall()
+    return {run for (run,) in rows}
 
 
 def stored_version(path: Path, name: str, *, alias: str, number: str) -> dict[str, str] | None:
