@@ -105,7 +105,7 @@ attack-run: setup  ## 268 silent faults, one at a time, in small runs; alarms in
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks faults --results attack-run.jsonl
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks faults --sound 2000 --results attack-run.jsonl
 
-rehearsal: $(VENV)/.extra-services  ## years of operation on real servers, in minutes: approvals, budgets, backup; each killed once
+rehearsal: $(VENV)/.extra-services  ## years of operation on real servers, in minutes: approvals, budgets, restic; each killed once
 	@infra/install_postgres.sh
 	OMP_NUM_THREADS=1 $(PYTEST) -x -m rehearsal tests/rehearsal
 

@@ -8,7 +8,6 @@ from prefect import flow
 from pydantic import Field
 
 from rlcore.tasks.operations.garbage import collect
-from rlcore.tasks.operations.garbage_table import table_text
 from rlcore.tasks.pipeline.prefect_bridge import report_markdown
 from rlcore.tasks.store.settings import configure_environment, configure_logging, find_home
 
@@ -23,6 +22,6 @@ def gc(keep_days: Annotated[int, Field(ge=0)] = 30) -> str:
     home = find_home()
     configure_environment(home)
     configure_logging()
-    text = table_text(collect(home, keep_days=keep_days))
+    text = collect(home, keep_days=keep_days).text
     report_markdown("what was cleaned", f"```text\n{text}```")
     return text

@@ -19,7 +19,6 @@ from rlcore.errors import ConfigError, RlcoreError
 from rlcore.flows.cli import (
     agents,
     approval,
-    backup,
     delivery,
     machine,
     models,
@@ -77,7 +76,7 @@ for _group, _commands in (
     (_INSPECT, (show.show, settings.config, servers.ui, machine.doctor)),
     (_INSPECT, (agents.agent_check,)),
     (_OPERATE, (approval.approve, approval.reject, approval.audit)),
-    (_OPERATE, (retention.gc, backup.backup, backup.restore, machine.upgrade)),
+    (_OPERATE, (retention.gc, retention.dump, machine.upgrade)),
 ):
     for _command in _commands:
         app.command(_command, group=_group)

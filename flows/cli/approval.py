@@ -59,8 +59,8 @@ def audit(
 ) -> int:
     """Show the audit log, or verify it: an edited or missing entry, a signature, an alias that nobody moved.
 
-    The exit code of `verify` is 1 if there are errors. It compares the log with the model registry, its
-    champions' files, and the last backup.
+    The exit code of `verify` is 1 if there are errors. It compares the log with the model registry and
+    its champions' files.
 
     ```
     rlcore audit show tiny-grpo
@@ -68,13 +68,12 @@ def audit(
     ```
     """
     home = open_home(reads=True)
-    from rlcore.tasks.operations.audit import audit_errors, audit_table, backup_errors, file_errors
+    from rlcore.tasks.operations.audit import audit_errors, audit_table, file_errors
 
     if action == "show":
         sys.stdout.write(audit_table(home, subject))
         return 0
     errors, count = audit_errors(home)
-    missing, known = ((), "") if errors else backup_errors(home)
-    errors += missing + file_errors(home)
-    sys.stdout.write("".join(f"{error}\n" for error in errors) or f"{count} entries, no errors; {known}\n")
+    errors += file_errors(home)
+    sys.stdout.write("".join(f"{error}\n" for error in errors) or f"{count} entries, no errors\n")
     return 1 if errors else 0

@@ -35,7 +35,7 @@ def doctor(
 
     A line that begins with MISSING names a requirement of the demo, and the exit code is 1. A line that begins with -
     names a requirement of some recipes only. With `--services` the lines are about servers, worker, scheduler,
-    deployments, backup and disk.
+    deployments, dumps and disk.
 
     ```
     rlcore doctor

@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 
 from infra.services.layout import Layout, passwords
 from rlcore.errors import ServiceError
-from rlcore.tasks.operations.postgres import DATABASES, DUMPS, find_program, run_tool
+from rlcore.tasks.operations.postgres import DATABASES, find_program, run_tool
 from rlcore.tasks.pipeline.server_access import HOST
+from rlcore.tasks.store.dumps import newest_dump
 from rlcore.tasks.store.passwords import write_private
 
 _USER = "postgres"  # the distribution's user; as root PostgreSQL does not run
@@ -79,7 +80,8 @@ def make_cluster(layout: Layout) -> None:
 def make_databases(layout: Layout) -> None:
     """Create a role and a database for Prefect and for MLflow, each with its own password, if missing.
 
-    A first database begins with the dump that a restore has left in the state directory.
+    A first database begins with the newest dump in the state directory.
+
     Raises:
         ServiceError: a database that was here is gone, and an old dump would take its place.
     """
@@ -96,11 +98,12 @@ def is_ready(layout: Layout) -> bool:
 
 
 async def _make_databases(layout: Layout) -> None:
+    newest = newest_dump(layout.home) or layout.home
     for name in DATABASES:
         if not await _execute(layout, "SELECT 1 FROM pg_roles WHERE rolname = $1", name):
             # Passwords have only letters, digits, - and _, so they cannot end the quotes.
             await _execute(layout, f"CREATE ROLE {name} LOGIN PASSWORD '{passwords(layout)[name]}'")
-        made, dump = layout.root / f"{name}.made", layout.home / DUMPS / f"{name}.dump"
+        made, dump = layout.root / f"{name}.made", newest / f"{name}.dump"
         if not await _execute(layout, "SELECT 1 FROM pg_database WHERE datname = $1", name):
             if made.exists() and dump.exists():
                 _refuse_old_dump(name, made, dump)

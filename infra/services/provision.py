@@ -25,7 +25,7 @@ _READ = (".py", ".toml")  # sources of deployments and the names in their parame
 _SCHEDULES = {
     "retrain/retrain": ("nightly", "0 2 * * *"),
     "gc/gc": ("weekly", "0 4 * * 0"),
-    "backup/backup": ("nightly", "0 5 * * *"),
+    "dump/dump": ("nightly", "0 5 * * *"),
 }
 
 

@@ -1,1 +1,1 @@
-"""Years of operation: retention, backup, audit, models that descend from a row."""
+"""Years of operation: retention, dumps, audit, models that descend from a row."""

@@ -1,14 +1,12 @@
-"""Audit log for people: its entries as a table; errors of the log, its signatures and the aliases; missing entries."""
+"""Audit log for people: its entries as a table; errors of the log, its signatures and the aliases."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
 from datetime import datetime
-from itertools import zip_longest
 
-from rlcore.errors import ModelError, PromotionError, RlcoreError, shown
-from rlcore.tasks.operations.backup_target import BackupTarget, last_backup
+from rlcore.errors import ModelError, PromotionError, shown
 from rlcore.tasks.store.approvers import OFF, verify
 from rlcore.tasks.store.audit_log import AuditEntry, audit_path, chain_errors, read_entries
 from rlcore.tasks.store.scratch import scratch_folder
@@ -82,33 +80,6 @@ def file_errors(home: Home) -> tuple[str, ...]:
             except ModelError as error:
                 found.append(f"{name}: version {version.version} is champion; {error.what}")
     return tuple(found)
-
-
-def backup_errors(home: Home) -> tuple[tuple[str, ...], str]:
-    """Return the errors of the log against the newest backup, and up to where a cut end would be found."""
-    last = last_backup(home)
-    if last is None:
-        return (), "without a backup, missing entries at its end are noticed by aliases alone"
-    name = last.get("name", "of before")  # by an earlier release
-    try:
-        known = _entries_of(home, BackupTarget(last["target"]), name)
-    except RlcoreError as error:
-        return (), f"it was not compared with the backup {name}: {error.what}"
-    entries = read_entries(home)
-    wrong = [each.number for each, found in zip_longest(known, entries[: len(known)]) if each != found]
-    if wrong:
-        return (f"{audit_path(home).name}: entry {wrong[0]} of the backup {name} is missing, or is another",), ""
-    return (), f"none of the {len(known)} in the backup {name} is missing"
-
-
-def _entries_of(home: Home, target: BackupTarget, name: str) -> tuple[AuditEntry, ...]:
-    """Return the entries that a backup has."""
-    with scratch_folder(home.work) as folder:
-        copy = audit_path(Home(folder))
-        for each in target.read(name).files:
-            if each.path == copy.name:
-                target.get(each.sha256, copy)
-        return read_entries(Home(folder))
 
 
 def _who(entry: AuditEntry) -> str:

@@ -1,7 +1,6 @@
 """Databases of ``make services``: their folder, and dumps by PostgreSQL's own tools.
 
-A dump is in ``dumps/<database>.dump`` of a backup, and after a restore in the state directory. The services load it
-when they create the database (``infra/services/postgres.py``).
+The services load the newest dump when they create a database (``infra/services/postgres.py``).
 """
 
 from __future__ import annotations
@@ -10,16 +9,14 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlcore.errors import ServiceError
 from rlcore.tasks.pipeline.server_access import HOST
-from rlcore.tasks.store.settings import Home
 
 FOLDER = "RLCORE_SERVICES"  # set by the user
 DATABASES = ("mlflow", "prefect")  # each owned by a role of its name
-DUMPS = "dumps"
 
 
 def services_folder(home: Path) -> Path:
@@ -27,22 +24,20 @@ def services_folder(home: Path) -> Path:
     return Path(os.environ.get(FOLDER) or home / "services").absolute()
 
 
-def dump_databases(home: Home, folder: Path) -> Iterator[tuple[str, Path]]:
-    """Dump the databases of the services, if there are any; yield their paths in a backup and in ``folder``.
+def dump_databases(home: Path, folder: Path) -> None:
+    """Dump the databases of a state directory's services, if there are any, to ``<database>.dump`` in ``folder``.
 
     Raises:
         ServiceError: PostgreSQL is not running.
     """
-    services = services_folder(home.root)
+    services = services_folder(home)
     if not (services / "passwords.json").exists():
         return
     port = json.loads((services / "layout.json").read_text(encoding="utf-8"))["ports"]["postgres"]
     passwords = json.loads((services / "passwords.json").read_text(encoding="utf-8"))
     for name in DATABASES:
-        path = folder / f"{name}.dump"
-        options = (f"--dbname={name}", "--format=custom", f"--file={path}")
+        options = (f"--dbname={name}", "--format=custom", f"--file={folder / name}.dump")
         run_tool("pg_dump", name, port=port, password=passwords[name], options=options)
-        yield f"{DUMPS}/{path.name}", path
 
 
 def run_tool(tool: str, role: str, *, port: int, password: str, options: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,11 +16,12 @@ from rlcore.errors import RlcoreError, ServiceError
 from rlcore.extras import make_command
 from rlcore.tasks.store import doctor
 from rlcore.tasks.store.doctor import DoctorCheck
+from rlcore.tasks.store.dumps import newest_dump
 from rlcore.tasks.store.settings import Home
 
 _SECONDS = 10.0  # seconds within which a server must answer
 _SILENT_SECONDS = 90.0  # a worker sends a heartbeat every 30 s
-_BACKUP_DAYS = 8.0
+_DUMP_DAYS = 8.0
 _PREFECT = "PREFECT_API_URL"
 
 
@@ -36,7 +38,7 @@ def check_services(home: Home) -> Iterator[DoctorCheck]:
         "worker": worker,
         "scheduler": scheduler,
         "deployments": deployments,
-        "backup": partial(backup, home),
+        "dump": partial(dump, home),
         "disk": partial(doctor.disk, home),
     }
     for subject, check in checks.items():
@@ -76,13 +78,12 @@ def deployments() -> DoctorCheck:
     return _check("deployments", f"{count} registered", fix="python -m infra.services tell", is_well=count > 0)
 
 
-def backup(home: Home) -> DoctorCheck:
-    """Check the age of the newest backup, or of the dump that the state directory was restored from."""
-    files = [path for folder in ("backups", "dumps") for path in (home.root / folder).rglob("*") if path.is_file()]
-    days = (time.time() - max((path.stat().st_mtime for path in files), default=0.0)) / 86_400
-    fix = "rlcore backup DIR, by hand or on a schedule"
-    text = f"{days:.1f} days old" if files else "never made"
-    return DoctorCheck(subject="backup", state="ok" if days < _BACKUP_DAYS else "absent", text=text, fix=fix)
+def dump(home: Home) -> DoctorCheck:
+    """Check the age of the newest dump."""
+    newest = newest_dump(home.root)
+    days = (time.time() - newest.stat().st_mtime) / 86_400 if newest else math.inf
+    text = f"{days:.1f} days old" if newest else "never made"
+    return DoctorCheck(subject="dump", state="ok" if days < _DUMP_DAYS else "absent", text=text, fix="rlcore dump")
 
 
 def _check(subject: str, text: str, *, fix: str, is_well: bool) -> DoctorCheck:

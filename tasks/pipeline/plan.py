@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -102,7 +101,7 @@ def recorded_refs(
 def deleted_lines(refs: Mapping[str, ArtifactRef], home: Home) -> list[str]:
     """Return a line about cached stages whose run a person deleted in the embedded MLflow, if there are some."""
     path = database_of(home)
-    gone = deleted_runs(path, before=math.inf) if path and path.is_file() else {}
+    gone = deleted_runs(path) if path and path.is_file() else set()
     names = [name for name, ref in refs.items() if ref.mlflow_run_id in gone]
     return [f"mlflow: the run of {', '.join(names)} was deleted; the next run publishes its results"] if names else []
 

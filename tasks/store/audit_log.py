@@ -2,7 +2,7 @@
 
 ``audit.jsonl`` in the state directory has a line for each act that changes which model is served, or that removes or
 restores state. An edited, removed or inserted line breaks the chain. A cut end does not: it shows where the registry's
-aliases are not those of the last entries, and in backups.
+aliases are not those of the last entries.
 """
 
 from __future__ import annotations

@@ -30,14 +30,13 @@ class RemoteError(StorageError):
 class RemoteFolder:
     """Folder at a URL. Paths are relative to it; on a disk, a killed write leaves the old file, or none.
 
-    ``name`` and ``fix`` are for errors: what the folder is, and what to do if it cannot be used. ``mode``: permissions
-    of a new folder on a disk. Every method raises :class:`RemoteError` if there is no answer.
+    ``name`` and ``fix`` are for errors: what the folder is, and what to do if it cannot be used. Every method raises
+    :class:`RemoteError` if there is no answer.
     """
 
     url: str
     name: str
     fix: str
-    mode: int = 0o777
 
     @cached_property
     def _opened(self) -> tuple[AbstractFileSystem, str]:
@@ -144,7 +143,7 @@ class RemoteFolder:
         """Return the place of a file whose folder exists. A bucket is not made: its name is misspelled then."""
         files, place = self._opened[0], self._place(path)
         if self.disk:
-            self.disk.mkdir(mode=self.mode, parents=True, exist_ok=True)
+            self.disk.mkdir(parents=True, exist_ok=True)
         if not _BUCKETS & set(files.protocol if isinstance(files.protocol, tuple) else (files.protocol,)):
             files.makedirs(place.rpartition("/")[0], exist_ok=True)
         return place

@@ -17,10 +17,11 @@ from typing import Literal, cast, get_args
 
 from rlcore.errors import ConfigError, StorageError
 from rlcore.tasks.store.disk import existing_parent, network_file_system
+from rlcore.tasks.store.dumps import require_databases
 from rlcore.tasks.store.logs import shorten_user_errors
 from rlcore.tasks.store.passwords import draw, has_secret, private_file
 from rlcore.tasks.store.scratch import remove_left
-from rlcore.tasks.store.state import databases, require_readable, require_whole
+from rlcore.tasks.store.state import databases, require_readable
 
 Engine = Literal["prefect", "inline"]
 
@@ -63,9 +64,9 @@ class Home:
     ``artifacts/`` results of stages, ``cache/`` the result of each key, ``pages/`` pages and plots of results,
     ``work/`` unfinished stages, ``checkpoints/`` the last checkpoints of finished RL stages by preset and stage,
     ``leases/`` living runs, ``past/`` records of champions' data, read from MLflow,
-    ``budgets/`` amounts that unfinished runs have spent,
-    ``versions.json`` versions that wrote the state, ``backups/`` databases before an upgrade and the time of the last
-    backup, ``prefect/`` and ``mlflow.db`` + ``mlartifacts/`` the state of the two tools.
+    ``budgets/`` amounts that unfinished runs have spent, ``dumps/`` copies of all databases,
+    ``versions.json`` versions that wrote the state, ``backups/`` databases before an upgrade,
+    ``prefect/`` and ``mlflow.db`` + ``mlartifacts/`` the state of the two tools.
     """
 
     root: Path
@@ -161,9 +162,9 @@ def prepare_environment(home: Home) -> None:
     """Do as :func:`configure_environment`, also for state that needs an upgrade.
 
     Raises:
-        StorageError: it cannot be made or written, or its restore has not ended.
+        StorageError: it cannot be made or written, or has lost a database.
     """
-    require_whole(home)
+    require_databases(home.root)
     _make_writable(home)
     remove_left(home.work)
     _set_variables(home)

@@ -30,8 +30,6 @@ from rlcore.tasks.store.storage import write_json
 if TYPE_CHECKING:
     from rlcore.tasks.store.settings import Home
 
-UNFINISHED = "restoring.json"
-"""File of a state directory whose restore has not ended: the name and digest of the backup."""
 _NOTE, _FORMAT = "versions.json", "records"
 _SECONDS = 60.0  # seconds to wait for another process that writes a database
 _REVISION = re.compile(r"^(down_)?revision(?:\s*:[^=\n]+)?\s*=\s*(.+)$", re.MULTILINE)
@@ -121,20 +119,6 @@ def require_known_formats(versions: Mapping[str, Any], where: object) -> None:
             f"the state directory was written by a newer rlcore (format {found!r}, this one knows {RECORD_FORMAT})",
             where=str(where),
             fix="install that version again, or set RLCORE_HOME to another folder",
-        )
-
-
-def require_whole(home: Home) -> None:
-    """Refuse a state directory whose restore was killed.
-
-    Raises:
-        StorageError: its restore has not ended.
-    """
-    if (home.root / UNFINISHED).exists():
-        raise StorageError(
-            "a restore into this state directory was not finished",
-            where=str(home.root),
-            fix="run the same `rlcore restore` again, or empty the folder",
         )
 
 

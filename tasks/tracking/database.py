@@ -88,15 +88,11 @@ def stored_versions(path: Path, names: Collection[str]) -> list[StoredVersion]:
     ]
 
 
-def deleted_runs(path: Path, *, before: float) -> dict[str, tuple[float, str]]:
-    """Return the runs that a user deleted before a time: when, in seconds since 1970, and the location of their files.
-
-    They are read without MLflow, whose client does not tell the time.
-    """
-    query = "SELECT run_uuid, deleted_time, artifact_uri FROM runs WHERE lifecycle_stage = 'deleted'"
+def deleted_runs(path: Path) -> set[str]:
+    """Return the runs that a user deleted, read without MLflow."""
     with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as database:
-        rows = database.execute(f"{query} AND deleted_time < ?", (before * 1000.0,)).fetchall()
-    return {run: (milliseconds / 1000.0, location) for run, milliseconds, location in rows}
+        rows = database.execute("SELECT run_uuid FROM runs WHERE lifecycle_stage = 'deleted'").fetchall()
+    return {run for (run,) in rows}
 
 
 def stored_version(path: Path, name: str, *, alias: str, number: str) -> dict[str, str] | None:
@@ -112,16 +108,3 @@ def stored_version(path: Path, name: str, *, alias: str, number: str) -> dict[st
             return None
         query = f"SELECT key, value FROM model_version_tags WHERE {numbered}"
         return {"version": str(row[0]), **dict(database.execute(query, (name, row[0])).fetchall())}
-
-
-def newest_version(path: Path) -> str:
-    """Return ``name/number`` of the newest champion, else of the newest registered version; empty if there is none."""
-    if not path.is_file():
-        return ""
-    query = """
-        SELECT v.name || '/' || v.version FROM model_versions v LEFT JOIN registered_model_aliases a
-            ON (a.name, a.version, a.alias) = (v.name, v.version, 'champion')
-        WHERE current_stage NOT LIKE 'Deleted%' ORDER BY a.alias IS NULL, creation_time DESC, v.version DESC"""
-    with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as database:
-        row = database.execute(query).fetchone()
-    return row[0] if row else ""

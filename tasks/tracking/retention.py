@@ -1,4 +1,4 @@
-"""Removal from MLflow: weights of registered versions, and runs that a user deleted.
+"""Removal from MLflow: weights of registered versions.
 
 A cleaned version stays in the registry with its tags, cards and the record of its data. Its tag ``cleaned`` comes
 before the removal and has the date after it, so that a killed call is repeated.
@@ -15,7 +15,6 @@ from rlcore.tasks.tracking.files import local_path
 from rlcore.tasks.tracking.mlflow_model import CLEANED, WEIGHTS
 from rlcore.tasks.tracking.registry import ModelVersion, as_version, pages, set_tags
 from rlcore.tasks.tracking.runs import Tracker
-from rlcore.tasks.tracking.traces import remove_traces
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion as MlflowVersion
@@ -63,21 +62,6 @@ def clean_version(tracker: Tracker, version: ModelVersion) -> bool:
     for each in WEIGHTS:
         repository.delete_artifacts(each)  # type: ignore[no-untyped-call]
     set_tags(tracker, version, {CLEANED: f"{datetime.now(UTC):%Y-%m-%d}"})
-    return True
-
-
-def erase_run(tracker: Tracker, run_id: str) -> bool:
-    """Remove a run that a user deleted, with its files and traces, for good.
-
-    ``mlflow gc`` would also remove the models of deleted experiments, whose versions may be in use.
-    """
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-    store = tracker.client._tracking_client.store  # as `mlflow gc`: the client cannot erase
-    run = store.get_run(run_id)
-    remove_traces(tracker, run)
-    get_artifact_repository(run.info.artifact_uri).delete_artifacts()  # type: ignore[no-untyped-call]
-    store._hard_delete_run(run_id)
     return True
 
 

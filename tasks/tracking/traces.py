@@ -70,12 +70,6 @@ def _id(run_id: str, trace: Trace) -> str:
     return hashlib.sha256(json.dumps([run_id, content], sort_keys=True).encode()).hexdigest()[:32]
 
 
-def remove_traces(tracker: Tracker, run: Run) -> None:
-    """Remove the traces of a run."""
-    if names := sorted(f"tr-{name}" for name in _stored(tracker, run)):
-        tracker.client.delete_traces(run.info.experiment_id, trace_ids=names)
-
-
 def _stored(tracker: Tracker, run: Run) -> set[str]:
     query = f"tags.{_OF_RUN} = '{run.info.run_id}'"
     found = tracker.client.search_traces(

@@ -42,13 +42,5 @@ def test_a_home_of_the_previous_release_is_read(home: Path, arguments: list[str]
     assert expected in done.stdout
 
 
-def test_it_is_backed_up_and_restored(home: Path, tmp_path: Path) -> None:
-    done = run_warm(["backup", str(tmp_path / "target")], environment(home), ROOT)
-    assert done.returncode == 0, done.stderr
-    other = environment(tmp_path / "home") | {"TEST_NO_DATABASE": "1"}
-    assert run_warm(["restore", str(tmp_path / "target")], other, ROOT).returncode == 0
-    assert "import_sft" in run_warm(["lineage", "tiny-grpo/1"], other, ROOT).stdout
-
-
 def test_the_file_is_small() -> None:
     assert FILE.stat().st_size <= 200_000

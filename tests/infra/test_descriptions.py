@@ -44,7 +44,7 @@ def test_a_deployment_can_be_healed_ends_in_time_and_shares_the_gpu(deployment: 
     tags, pool = set(deployment["tags"]), deployment["work_pool"]
     assert HEAL in tags
     assert len(tags & {"within-6h", "within-7d"}) == 1
-    computes = deployment["name"] not in ("rollback", "gc", "backup", "approve", "reject")
+    computes = deployment["name"] not in ("rollback", "gc", "dump", "approve", "reject")
     assert (pool["name"], pool.get("work_queue_name")) == (POOL, QUEUE if computes else None)
 
 

@@ -14,7 +14,7 @@ import pytest
 from infra.services import postgres
 from infra.services.layout import Layout, save_layout
 from rlcore.errors import ServiceError
-from rlcore.tasks.operations.postgres import DUMPS, run_tool
+from rlcore.tasks.operations.postgres import dump_databases
 from tests.integration.service_runs import free_ports
 from tests.waiting import LONG, until
 
@@ -50,12 +50,10 @@ def sql(layout: Layout, statement: str, *, database: str = "prefect") -> str:
 
 def test_a_dump_fills_the_first_database_and_never_takes_the_place_of_one_that_was_lost(layout: Layout) -> None:
     postgres.make_databases(layout)
-    sql(layout, "CREATE TABLE runs AS SELECT 1 AS number")
-    dump = layout.home / DUMPS / "prefect.dump"
-    dump.parent.mkdir()
-    password, port = postgres.passwords(layout)["postgres"], layout.ports["postgres"]
-    options = ("--dbname=prefect", "--format=custom", f"--file={dump}")
-    run_tool("pg_dump", "postgres", port=port, password=password, options=options)
+    sql(layout, "CREATE TABLE runs AS SELECT 1 AS number; ALTER TABLE runs OWNER TO prefect")
+    dump = layout.home / "dumps" / "1" / "prefect.dump"
+    dump.parent.mkdir(parents=True)
+    dump_databases(layout.home, dump.parent)
     sql(layout, "DROP DATABASE prefect", database="postgres")
     with pytest.raises(ServiceError, match="the database prefect is gone, and the dump of ") as caught:
         postgres.make_databases(layout)

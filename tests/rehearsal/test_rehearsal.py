@@ -23,6 +23,7 @@ from rlcore.tasks.store.settings import Home
 from tests.flows.retraining import LEARN, SPOIL, write_data
 from tests.integration.listeners import mailbox, receiver
 from tests.integration.service_runs import Services, running_services, wait_until
+from tests.restic import page
 from tests.ssh_keys import ask_for_approvals
 from tests.waiting import LONG
 
@@ -217,13 +218,15 @@ def test_a_budget_stops_a_run_and_a_higher_one_resumes_it(team: Team) -> None:
 
 
 def test_everything_is_deleted_and_comes_back_elsewhere(team: Team) -> None:
-    target = str(team.folder / "backups")
+    commands = page(team.folder, team.variables)
     before = team.run("audit", "show").stdout
-    team.act("backup", target)
+    commands.begin(team.services.home)
+    team.act("dump")
+    commands.back_up(team.services.home)
     assert team.services.command("down").returncode == 0
     shutil.rmtree(team.services.home)
     team.services = replace(team.services, home=team.services.home.with_name("elsewhere"))
-    team.act("restore", target, within=2.0)
+    commands.restore(team.services.home)
     up = team.services.command("up")
     assert up.returncode == 0, up.stdout + up.stderr
     assert team.alias("champion") == "1"
@@ -259,7 +262,7 @@ def test_every_event_was_received_and_the_audit_log_is_whole(team: Team) -> None
     verified = team.run("audit", "verify")
     assert verified.returncode == 0, verified.stdout
     shown = team.run("audit", "show").stdout
-    for action in ("await", "approve", "promote", "refuse", "rollback", "backup", "restore", "gc"):
+    for action in ("await", "approve", "promote", "refuse", "rollback", "restore", "gc"):
         assert action in shown, shown
     health = team.run("doctor", "--services")
     assert health.returncode == 0, health.stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -158,30 +157,6 @@ def test_a_model_that_was_never_promoted_has_no_champion(tracked_home: Home, tra
     assert audit_errors(tracked_home) == ((), 0)
     set_alias(tracker, version, CHAMPION)
     assert audit_errors(tracked_home)[0][0].startswith("own-grpo: version 1 is champion, and by the audit log no versi")
-
-
-def test_entries_about_the_home_that_were_cut_are_found_by_the_last_backup(
-    tracked_home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log, target = audit_path(tracked_home), tmp_path / "target"
-    for count in (1, 2):
-        record_action(tracked_home, "gc", "home", {"count": count})
-    assert main(["audit", "verify"]) == 0
-    assert "2 entries, no errors; without a backup, missing entries at its end" in capsys.readouterr().out
-    assert main(["backup", str(target)]) == 0
-    assert main(["audit", "verify"]) == 0
-    assert "3 entries, no errors; none of the 2 in the backup " in capsys.readouterr().out
-    whole = log.read_text()
-    log.write_text("".join(whole.splitlines(keepends=True)[:1]))
-    assert main(["audit", "verify"]) == 1
-    assert capsys.readouterr().out.startswith("audit.jsonl: entry 2 of the backup ")
-    log.write_text(whole)
-    rewrite(tracked_home, lambda entries: [{**entries[0], "details": {"count": 7}}, *entries[1:]])
-    assert main(["audit", "verify"]) == 1
-    assert capsys.readouterr().out.startswith("audit.jsonl: entry 1 of the backup ")
-    shutil.rmtree(target)
-    assert main(["audit", "verify"]) == 0
-    assert "it was not compared with the backup " in capsys.readouterr().out
 
 
 def _reason(entry: dict[str, Any]) -> dict[str, Any]:

@@ -18,9 +18,8 @@ from rlcore.flows.cli.app import main
 from rlcore.tasks.operations.service_checks import check_services
 from rlcore.tasks.store.doctor import DoctorCheck
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.storage import write_json
 
-SUBJECTS = ["Prefect server", "MLflow server", "worker", "scheduler", "deployments", "backup", "disk"]
+SUBJECTS = ["Prefect server", "MLflow server", "worker", "scheduler", "deployments", "dump", "disk"]
 
 
 def ago(**distance: float) -> str:
@@ -60,9 +59,10 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def answers(home: Home, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
-    """The answers of a server that both addresses name; the home has a fresh backup."""
+    """The answers of a server that both addresses name; the home has two fresh dumps."""
     found = healthy()
-    write_json({"time": ago(hours=3), "target": "/backups", "bytes": 1}, home.root / "backups" / "last.json")
+    for name in ("1", "2"):
+        (home.root / "dumps" / name).mkdir(parents=True)
     handler = type("Answering", (Handler,), {"answers": found})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -129,13 +129,14 @@ def test_what_is_wrong_is_said_with_a_fix(
 
 
 @pytest.mark.parametrize(("days", "state"), [(7.0, "ok"), (9.0, "absent")])
-def test_the_age_of_the_newest_backup_is_checked(home: Home, answers: dict[str, Any], days: float, state: str) -> None:
-    last = home.root / "backups" / "last.json"
-    os.utime(last, (time.time() - days * 86_400,) * 2)
-    assert (checks(home)["backup"].state, checks(home)["backup"].text) == (state, f"{days} days old")
-    last.unlink()
-    assert (checks(home)["backup"].state, checks(home)["backup"].text) == ("absent", "never made")
+def test_the_age_of_the_newest_dump_is_checked(home: Home, answers: dict[str, Any], days: float, state: str) -> None:
+    newest = home.root / "dumps" / "2"
+    os.utime(newest, (time.time() - days * 86_400,) * 2)
+    assert (checks(home)["dump"].state, checks(home)["dump"].text) == (state, f"{days} days old")
+    newest.rmdir()
+    (home.root / "dumps" / "1").rmdir()
+    assert (checks(home)["dump"].state, checks(home)["dump"].text) == ("absent", "never made")
 
 
-def test_a_worker_without_a_state_directory_has_no_backup(tmp_path: Path, answers: dict[str, Any]) -> None:
-    assert checks(Home(tmp_path / "nowhere"))["backup"].state == "absent"
+def test_a_worker_without_a_state_directory_has_no_dump(tmp_path: Path, answers: dict[str, Any]) -> None:
+    assert checks(Home(tmp_path / "nowhere"))["dump"].state == "absent"

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 
 from rlcore.errors import ConfigError, StorageError
-from rlcore.tasks.operations.garbage_databases import prefect_database
 from rlcore.tasks.store import settings
 from rlcore.tasks.store.settings import Home, configure_environment, engine_name, find_home
 from rlcore.tasks.store.state import databases
@@ -96,7 +95,7 @@ def test_a_folder_of_prefect_elsewhere_is_known_to_all_that_search_the_state(
     configure_environment(home)
     database = tmp_path / "elsewhere" / "prefect.db"
     assert os.environ["PREFECT_HOME"] == str(database.parent)
-    assert [each.path for each in databases(home)][-1] == prefect_database(home) == database
+    assert [each.path for each in databases(home)][-1] == database
     assert database.stat().st_mode & 0o077 == 0
 
 

@@ -1,4 +1,4 @@
-"""A home with its servers, backed up by a deployment, deleted, restored: databases, files and schedules are back."""
+"""A home with its servers, dumped by a deployment, backed up by restic, deleted, restored: everything is back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.service_runs import Services, running_services
+from tests.restic import page
 
 pytestmark = pytest.mark.services
 
@@ -26,21 +27,25 @@ def activate(services: Services) -> None:
     services.change("prefect", f"api/deployments/{retrain['id']}/schedules/{nightly['id']}", {"active": True})
 
 
-def test_servers_that_are_lost_with_their_home_come_back_from_a_backup(tmp_path: Path) -> None:
-    target = tmp_path / "target"
+def test_servers_that_are_lost_with_their_home_come_back(tmp_path: Path) -> None:
     with running_services() as services:
+        commands = page(tmp_path, services.variables)
+        commands.begin(services.home)
         run = services.python(LOG, served=True).splitlines()[-1]
         activate(services)
-        (backup,) = services.ask("prefect", "api/deployments/name/backup/backup")["schedules"]
-        assert backup["active"] is False
-        done = services.deploy("backup/backup", target=str(target))
+        (dump,) = services.ask("prefect", "api/deployments/name/dump/dump")["schedules"]
+        assert dump["active"] is False
+        done = services.deploy("dump/dump")
         assert done.returncode == 0, done.stdout + done.stderr
+        (made,) = (services.home / "dumps").glob("[0-9]*")
+        assert {"mlflow.dump", "prefect.dump"} <= {path.name for path in made.iterdir()}
+        commands.back_up(services.home)
         assert services.command("down").returncode == 0
         secrets = services.clients["MLFLOW_TRACKING_PASSWORD"]
         shutil.rmtree(services.home)
-        restored = services.rlcore("restore", str(target))
-        assert restored.returncode == 0, restored.stderr
-        assert "`make services` loads the databases" in restored.stdout
+        restored = commands.restore(services.home)
+        assert "`make services` loads mlflow.dump, prefect.dump" in restored
+        assert not (services.root / "passwords.json").exists()
         up = services.command("up")
         assert up.returncode == 0, up.stdout + up.stderr
         assert services.steps(run) == [3]
