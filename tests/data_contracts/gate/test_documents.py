@@ -99,8 +99,8 @@ def test_a_nul_character_of_a_table_is_named_with_its_column(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("name", "content", "what", "fix"),
     [
-        ("rows.jsonl", gzip.compress(b"{}"), "compressed with gzip", "rows.jsonl.gz"),
-        ("rows.csv", gzip.compress(b"a,b"), "compressed with gzip", "rows.csv.gz"),
+        ("rows.jsonl", gzip.compress(b"{}", mtime=0), "compressed with gzip", "rows.jsonl.gz"),
+        ("rows.csv", gzip.compress(b"a,b", mtime=0), "compressed with gzip", "rows.csv.gz"),
         ("rows.parquet", b"\x28\xb5\x2f\xfd", "compressed with zstd", "rows.parquet.zst"),
         ("rows.json", b"PAR1", "a Parquet file", "rows.parquet"),
     ],
