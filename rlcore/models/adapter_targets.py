@@ -17,7 +17,6 @@ logger = logging.getLogger(__name__)
 _OF_EXPERTS = frozenset(("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"))
 _READ_DIRECTLY = frozenset(("out_proj", "dt_proj"))  # Mamba kernels read these weights directly
 _SMALL_FRACTION = 0.5
-_FORWARDS = (nn.Linear.forward, Linear.forward)
 
 
 def choose_targets(base: PreTrainedModel, wanted: Collection[str]) -> list[str]:

@@ -28,7 +28,6 @@ from rlcore.tasks.steps.data_source import adapter_code, has_files, is_generated
 from rlcore.tasks.store.remembered import remembered
 
 ROWS_LOOKED_AT = 200
-_PROMOTING = ("promote", "reward_gate", "drift")
 
 
 def reference_errors(config: RunConfig, stages: Collection[str], data: Collection[str]) -> Iterator[str]:
