@@ -127,7 +127,8 @@ def test_a_page_is_planned_and_its_data_are_looked_at(
         assert "evaluation: no accuracy on prompts, whose rows have no references" in said
     elif command[0] == "plan":
         warnings = [line for line in said.splitlines() if "warning:" in line]
-        assert [line for line in warnings if not line.endswith("a run leaves such rows out")] == []
+        known = ("a run leaves such rows out", "8 steps; is this intended?")  # of a judge of few pairs
+        assert [line for line in warnings if not line.endswith(known)] == []
 
 
 def test_the_reward_is_called_and_pays_what_the_page_says(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

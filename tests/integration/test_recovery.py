@@ -61,7 +61,7 @@ def test_every_background_service_of_the_server_runs_without_an_error(services: 
     def enabled() -> set[str]:
         return periodic & said(r" \* (\w+)\(")
 
-    wait_until(lambda: least <= enabled() <= said(r"[↩↫] \[[^]]*\] (\w+)"), seconds=LONG, what="through all of them")
+    wait_until(lambda: least <= enabled() <= said(r"[↩↫] \[[^]]*\] (\w+)"), seconds=END, what="through all of them")
     assert said(r".*(?:ERROR|CRITICAL|Traceback).*") == set()
 
 

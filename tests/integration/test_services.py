@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from rlcore.tasks.pipeline.approval import statement
+from rlcore.tasks.pipeline.run_messages import FAILED
 from rlcore.tasks.store.approvers import sign
 from rlcore.tasks.store.audit_log import read_entries
 from rlcore.tasks.store.settings import Home
@@ -231,12 +232,10 @@ def test_a_failed_gate_and_a_failed_canary_call_the_webhook(
     gate = services.submit("prepare-data/prepare-data", *data, preset="retrain")
     done = services.deploy("online-rl/grpo", *SMALL, *WRONG_VERIFIER, preset="tiny")
     assert done.returncode == 1, done.stdout + done.stderr
-    refused, failed = wait_for(told, "rlcore.run.refused"), wait_for(told, "rlcore.stage.failed")
-    assert refused["text"].startswith("retrain: ConfigError: preset has 1 error")
+    refused = wait_for(told, FAILED, text="prepare-data retrain (prepare-data): ConfigError: preset has 1 error")
     assert "prompts.jsonl" in refused["text"]
     assert refused["url"].endswith(gate)
-    assert failed["text"].startswith("grpo of tiny: CanaryError: the reward")
-    assert failed["run"] == "grpo tiny"
+    assert wait_for(told, FAILED, text="grpo tiny (grpo): CanaryError: the reward")["run"] == "grpo tiny"
 
 
 def test_a_refused_challenger_and_a_stopped_run_call_the_webhook(
@@ -309,14 +308,14 @@ def test_a_version_becomes_champion_by_a_signature_in_the_form_and_every_act_cal
 
 
 def test_a_failed_run_of_any_deployment_reaches_the_webhook_slack_and_the_mailbox_after_they_come_back(
-    services: Services, tmp_path: Path
+    services: Services, told: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     run = services.submit("rollback/rollback", model="nobody", version=1, reason="rude")
     wait_until(lambda: services.flow_run(run)["state_type"] == "FAILED", seconds=END_SECONDS, what="failed")
     waiting = services.home / "outbox"
     wait_until(lambda: any(run in path.read_text() for path in waiting.glob("*.json")), seconds=LONG, what="put")
-    with receiver(services.webhook) as told, receiver(services.slack) as slack, mailbox(services.mail) as mails:
-        message = wait_for(told, "rlcore.run.failed", text=services.flow_run(run)["name"])
+    with receiver(services.slack) as slack, mailbox(services.mail) as mails:
+        message = wait_for(told, FAILED, text=services.flow_run(run)["name"])
         assert "there is no champion" in message["text"] and message["url"].endswith(run)
         wait_until(lambda: not any(waiting.glob("*.json")), seconds=LONG, what="delivered")
     assert len({each["id"] for each in told}) == len(told) == len(slack) == len(mails)
