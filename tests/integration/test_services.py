@@ -249,7 +249,7 @@ def test_a_refused_challenger_and_a_stopped_run_call_the_webhook(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     refused, stopped = wait_for(told, "rlcore.promotion.refused"), wait_for(told, "rlcore.health.stopped")
-    assert refused["text"].startswith(f"{NAME} version 3: ")
+    assert refused["text"].startswith(f"{NAME}/3: Refused: ")
     assert re.search(r"^grpo of tiny: stopped after iteration \d+: .*the result is iteration \d+", stopped["text"])
 
 
