@@ -88,7 +88,7 @@ def provision(layout: Layout) -> None:
 
 
 def configure_servers() -> None:
-    """Configure the server that ``PREFECT_API_URL`` names. An existing work pool stays as it is.
+    """Configure the server that ``PREFECT_API_URL`` names. An existing work pool is not changed.
 
     Raises:
         ServiceError: it rejects the pool or a deployment.

@@ -135,13 +135,14 @@ class _Agent:
 
 @contextmanager
 def _ahead_of_others() -> Iterator[None]:
-    """Start processes of this thread ahead of all normal ones, if this user may: as root the kernel bounds no agent's
-    processes, so its warden has to see them in time.
+    """Start processes of this thread with real-time priority, where the system allows it.
+
+    The kernel does not limit the processes of root, so a warden must be able to count them on a busy machine.
     """
     before = os.sched_getscheduler(0), os.sched_getparam(0)
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
-    except PermissionError:
+    except OSError:  # no such right, or a kernel without such priorities
         yield
         return
     try:

@@ -40,7 +40,7 @@ _LIMITS = {
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _SIGNALS = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT, signal.SIGCHLD}
 _TICK_MS, _LOOK_SECONDS = 20, 0.2  # between two looks at the number of processes, and at each of them
-_MANY_NEW, _FEW = 64, 32  # processes and threads since the last look; processes that are looked at in no time
+_MANY_NEW, _FEW = 64, 32  # processes and threads since the last look; processes that are quickly read
 _KILL_SECONDS = 10.0  # of processes that fork faster than they are killed
 _KILLED = 128 + signal.SIGKILL
 _RUN, _ERRORS = 0, 2
@@ -50,7 +50,7 @@ _PIECE = 1 << 16
 def main(place: str, command: list[str]) -> None:
     """Run a command until it ends or the run closes the socket, end its processes, and exit with its code."""
     is_boxed, prctl = place == "box", ctypes.CDLL(None).prctl
-    if os.sched_getscheduler(0) == os.SCHED_FIFO:  # as the run starts it where it may: for itself, not for its agent
+    if os.sched_getscheduler(0) == os.SCHED_FIFO:  # as the run starts it where it may: its agent does not inherit that
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_getparam(0))
     prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # agents cannot trace it, nor open its descriptors
     for number in _SIGNALS:

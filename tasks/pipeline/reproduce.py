@@ -92,7 +92,7 @@ def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
     """
     document = to_dict(preset)
     for record in origin.chain:
-        stage, known = _name(record), deepcopy(whole_config(record.ingredients))  # the record stays as it is
+        stage, known = _name(record), deepcopy(whole_config(record.ingredients))  # paths are put into it
         known["stages"] = {stage: known.pop("stage")} if "stage" in known else {}
         document |= {name: value for name, value in known.items() if name in document and name not in _NAMED}
         document["data"] |= known.get("data", {})

@@ -111,8 +111,8 @@ def vllm_command(python: str, registered: RegisteredVersion, *, port: int, eager
         "dtype": read_json(registered.folder / "config.json").get("dtype") or "auto",
     }
     # On a CPU vLLM 0.32 crashes if requests have seeds and a prompt may be split over several steps.
-    if eager:  # in memory that it shares with others, of which it would take nearly all
-        free, total = free_bytes(_CPU) or 0, total_bytes(_CPU) or 1
+    free, total = free_bytes(_CPU), total_bytes(_CPU)
+    if eager and free and total:  # vLLM would take nearly all memory, which others use too
         options["gpu-memory-utilization"] = round(_CPU_SHARE * free / total, 3)
     switches = ["--disable-uvicorn-access-log", *(["--enforce-eager", "--no-enable-chunked-prefill"] if eager else [])]
     pairs = [text for name, value in options.items() for text in (f"--{name}", str(value))]

@@ -33,7 +33,7 @@ def test_what_comes_of_a_fault_is_what_the_table_says(fault: str, caught: str) -
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("reward model: all labels are swapped, with 50 anchors", "prefers the losers"),
         ("SFT: the end is not trained on", "the end of a turn is not trained on"),
@@ -54,9 +54,9 @@ def test_what_comes_of_a_fault_is_what_the_table_says(fault: str, caught: str) -
         ("held-out prompts are trained on", "1 of 80 training prompts are held-out prompts too"),
     ],
 )
-def test_a_fault_is_stopped_by_its_message(fault: str, said: str) -> None:
+def test_a_fault_is_stopped_by_its_message(fault: str, message: str) -> None:
     verdict = play(fault)
-    assert (verdict.caught, said in verdict.message) == ("stopped", True), verdict
+    assert (verdict.caught, message in verdict.message) == ("stopped", True), verdict
 
 
 def test_sound_pairs_are_left_alone() -> None:
