@@ -12,7 +12,7 @@ from rlcore.flows.run import run_targets
 from rlcore.flows.stages import stages
 from rlcore.strict_config import config_error
 from rlcore.tasks.kinds.kind import stage_of_checkpoint
-from rlcore.tasks.kinds.rl.settings import RlStage
+from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.pipeline.plan import recorded_refs
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.stages import reward_models_of

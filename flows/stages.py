@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rlcore.tasks.kinds.base.stage import IMPORTED, start_stage
-from rlcore.tasks.kinds.compare.stage import compare_stage
-from rlcore.tasks.kinds.data.stage import data_stage
-from rlcore.tasks.kinds.drift.stage import drift_stage
-from rlcore.tasks.kinds.evaluate.stage import evaluate_stage
+from rlcore.tasks.kinds.base.kind import IMPORTED, start_stage
+from rlcore.tasks.kinds.compare.kind import compare_stage
+from rlcore.tasks.kinds.data.kind import data_stage
+from rlcore.tasks.kinds.drift.kind import drift_stage
+from rlcore.tasks.kinds.evaluate.kind import evaluate_stage
 from rlcore.tasks.kinds.kind import Stage, preset_stage, stages_of_data
-from rlcore.tasks.kinds.promote.stage import promote_stages
-from rlcore.tasks.kinds.reward_gate.stage import reward_gate_stage
-from rlcore.tasks.kinds.rl.settings import RlStage
-from rlcore.tasks.kinds.rl.stage import rl_stage
+from rlcore.tasks.kinds.promote.kind import promote_stages
+from rlcore.tasks.kinds.reward_gate.kind import reward_gate_stage
+from rlcore.tasks.kinds.rl.kind import RlStage
+from rlcore.tasks.kinds.rl.kind import rl_stage
 from rlcore.tasks.presets.graph import checkpoints, registered_starts, stage_order
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.run import RunConfig

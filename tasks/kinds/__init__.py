@@ -1,8 +1,8 @@
 """Kinds of stages, one folder each.
 
-``settings.py`` is the table of a preset, ``step.py`` computes, ``page.py`` renders, and ``stage.py`` defines ``KIND``
-(:class:`rlcore.tasks.kinds.kind.StageKind`), through which the pipeline uses the kind. The pipeline itself adds the
-stages of folders that are not listed here.
+``kind.py`` has the table of a preset and ``KIND`` (:class:`rlcore.tasks.kinds.kind.StageKind`), through which the
+pipeline uses the kind; ``step.py`` computes, and ``page.py`` renders. The pipeline itself adds the stages of folders
+that are not listed here.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 KINDS: Mapping[str, str] = MappingProxyType(
     {
-        "sft": "rlcore.tasks.kinds.sft.settings:SftStage",
-        "dpo": "rlcore.tasks.kinds.dpo.settings:DpoStage",
-        "reward_model": "rlcore.tasks.kinds.reward_model.settings:RewardModelStage",
-        "rl": "rlcore.tasks.kinds.rl.settings:RlStage",
-        "rejection": "rlcore.tasks.kinds.rejection.settings:RejectionStage",
-        "difficulty": "rlcore.tasks.kinds.difficulty.settings:DifficultyStage",
-        "win_rate": "rlcore.tasks.kinds.win_rate.settings:WinRateStage",
-        "benchmark": "rlcore.tasks.kinds.benchmark.settings:BenchmarkStage",
+        "sft": "rlcore.tasks.kinds.sft.kind:SftStage",
+        "dpo": "rlcore.tasks.kinds.dpo.kind:DpoStage",
+        "reward_model": "rlcore.tasks.kinds.reward_model.kind:RewardModelStage",
+        "rl": "rlcore.tasks.kinds.rl.kind:RlStage",
+        "rejection": "rlcore.tasks.kinds.rejection.kind:RejectionStage",
+        "difficulty": "rlcore.tasks.kinds.difficulty.kind:DifficultyStage",
+        "win_rate": "rlcore.tasks.kinds.win_rate.kind:WinRateStage",
+        "benchmark": "rlcore.tasks.kinds.benchmark.kind:BenchmarkStage",
     }
 )
 """The kinds that a preset may name, with their tables."""

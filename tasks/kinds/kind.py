@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import ConfigError
+from rlcore.hardware.memory_plan import ModelSize
 from rlcore.tasks.drawing.result import Draw
 from rlcore.tasks.kinds import KINDS, load
 from rlcore.tasks.kinds.facts import BASE
@@ -16,6 +17,7 @@ from rlcore.tasks.presets.chosen import chosen_by
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, sections_of, stage_sections
 from rlcore.tasks.steps.base import StageContext, StageResult, prepare_stage_name
+from rlcore.tasks.steps.memory_need import Device, Need
 from rlcore.tasks.store.imports import Chosen
 
 IMPORT = "import_sft"
@@ -110,20 +112,18 @@ class Stage:
 class StageKind:
     """Stage kind that presets name.
 
-    ``stage`` builds the stage of a name in a preset. ``memory`` names, as ``module:NAME``, the function that returns
-    the memory that it needs: (name, config, size of the model, device) to
-    :class:`rlcore.tasks.steps.memory_need.Need`; empty if it trains nothing. ``checks`` names the function that returns
-    errors before a run: (key, its table) to lines; empty if there are none to find.
+    ``stage`` builds the stage of a name in a preset. ``memory`` returns the memory that it needs; None if it trains
+    nothing. ``checks`` returns errors before a run of the stage with a key such as ``stages.NAME`` and its table.
     """
 
     stage: Callable[[str, RunConfig], Stage]
-    memory: str = ""
-    checks: str = ""
+    memory: Callable[[str, RunConfig, ModelSize, Device], Need] | None = None
+    checks: Callable[[str, Any], Iterable[str]] = lambda key, table: ()
 
 
 def kind_of(name: str) -> StageKind:
     """Return the kind that a preset calls ``name``."""
-    found: StageKind = load(KINDS[name].partition(".settings")[0] + ".stage:KIND")
+    found: StageKind = load(KINDS[name].partition(":")[0] + ":KIND")
     return found
 
 

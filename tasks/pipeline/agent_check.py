@@ -14,7 +14,7 @@ from rlcore.errors import ConfigError
 from rlcore.rewards.base import RewardFn
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import SamplingParams
-from rlcore.tasks.kinds.rl.settings import RlStage
+from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import sampling_of
 from rlcore.tasks.steps.base import MODEL, prepare_stage_name

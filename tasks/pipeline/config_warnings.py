@@ -8,8 +8,7 @@ from typing import Any
 
 from rlcore.config import RlConfig
 from rlcore.tasks.kinds.facts import StageConfig
-from rlcore.tasks.kinds.win_rate.settings import WinRateStage
-from rlcore.tasks.kinds.win_rate.stage import DISJOINT, shared_pairs
+from rlcore.tasks.kinds.win_rate.kind import DISJOINT, WinRateStage, shared_pairs
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import data_of, gold_pairs_of, human_pairs_of

@@ -8,7 +8,6 @@ from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError
 from rlcore.hardware.memory import free_on_machine
 from rlcore.hardware.memory_plan import ModelSize, format_bytes
-from rlcore.tasks.kinds import load
 from rlcore.tasks.kinds.kind import kind_of
 from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.presets.run import RunConfig
@@ -20,7 +19,7 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 def needs_of(config: RunConfig, size: ModelSize, device: Device, stages: Collection[str]) -> tuple[Need, ...]:
     """Return the memory that each training stage among ``stages`` needs on a device."""
     asked = [(name, kind_of(stage.kind).memory) for name, stage in config.stages.items() if name in stages]
-    return tuple(load(memory)(name, config, size, device) for name, memory in asked if memory)
+    return tuple(memory(name, config, size, device) for name, memory in asked if memory)
 
 
 def device_of(hardware: HardwareConfig) -> Device:

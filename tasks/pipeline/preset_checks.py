@@ -13,7 +13,6 @@ from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, SamplingConfi
 from rlcore.errors import PromotionError, RlcoreError
 from rlcore.rewards.pair_judge import make_pair_judge
 from rlcore.rewards.table import placeholder_model, reward_errors
-from rlcore.tasks.kinds import load
 from rlcore.tasks.kinds.facts import BASE, StageConfig
 from rlcore.tasks.kinds.kind import kind_of
 from rlcore.tasks.pipeline.model_facts import ModelFacts
@@ -71,8 +70,7 @@ def stage_errors(context: PreflightContext, name: str) -> Iterator[str]:
     """Yield the errors of a stage: start, algorithm, rewards, judge, files, sandbox, episodes, engine."""
     path, stage = f"stages.{name}", context.config.stages[name]
     yield from _start(context, name)
-    if checks := kind_of(stage.kind).checks:
-        yield from load(checks)(path, stage)
+    yield from kind_of(stage.kind).checks(path, stage)
     sampling = parts_of_stages.sampling_of(stage)
     if sampling:
         yield from reward_errors(parts_of_stages.rewards_of(stage), f"{path}.rewards", prefill=context.model.prefill)

@@ -10,7 +10,7 @@ from rlcore.errors import PromotionError
 from rlcore.evaluation.paired_tests import paired_difference
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.kinds.compare.step import greedy_answers
-from rlcore.tasks.kinds.promote.names import model_name
+from rlcore.tasks.kinds.promote.kind import model_name
 from rlcore.tasks.pipeline.approval import ask_person, current_actor, decide
 from rlcore.tasks.pipeline.events import PROMOTED, REFUSED, ROLLED_BACK, tell_act
 from rlcore.tasks.pipeline.leases import leased

@@ -16,8 +16,7 @@ from rlcore.data_contracts.errors import ContractError
 from rlcore.errors import DataError
 from rlcore.rewards.base import VERIFIERS
 from rlcore.strict_config import build
-from rlcore.tasks.kinds.win_rate.settings import WinRateStage
-from rlcore.tasks.kinds.win_rate.stage import DISJOINT, shared_pairs
+from rlcore.tasks.kinds.win_rate.kind import DISJOINT, WinRateStage, shared_pairs
 from rlcore.tasks.pipeline.model_facts import code_state
 from rlcore.tasks.presets.data import HUB, DatasetConfig
 from rlcore.tasks.presets.evaluation import NO_ACCURACY

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rlcore.config.rl import CriticConfig, KlConfig, RewardTerm, RlConfig, SamplingConfig
 from rlcore.config.win_rate import JudgeConfig
 from rlcore.strict_config import OneOf
 from rlcore.tasks.kinds import KINDS, load
 from rlcore.tasks.kinds.facts import StageConfig
-from rlcore.tasks.kinds.rl.settings import DrawConfig
 from rlcore.tasks.presets.data import POLICY
 
-STAGE_KINDS: Mapping[str, type] = {name: load(table) for name, table in KINDS.items()}
+if TYPE_CHECKING:
+    from rlcore.tasks.kinds.rl.kind import DrawConfig
+
+
+class _Tables(Mapping[str, type]):
+    """The tables of all kinds by name, each imported when it is read: kinds import presets."""
+
+    def __getitem__(self, name: str) -> type:
+        table: type = load(KINDS[name])
+        return table
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(KINDS)
+
+    def __len__(self) -> int:
+        return len(KINDS)
+
+
+STAGE_KINDS: Mapping[str, type] = _Tables()
 AnyStage = Annotated[Any, OneOf("kind", STAGE_KINDS)]
 """A :class:`StageConfig`, as :func:`rlcore.strict_config.build` chooses it by its kind."""
 

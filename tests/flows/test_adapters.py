@@ -14,7 +14,7 @@ from rlcore.hardware.memory_meter import weight_bytes
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
-from rlcore.tasks.kinds.rl.settings import RlStage
+from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.steps.rewards import open_reward_models
 from rlcore.tasks.steps.runtime import open_runtime
 from rlcore.text.packing import TokenSequence

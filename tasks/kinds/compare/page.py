@@ -16,7 +16,7 @@ from rlcore.tasks.drawing.artifact_kinds import benchmarks, rejections, reward_m
 from rlcore.tasks.drawing.head_to_head import History, eval_points, head_to_head_curves, head_to_head_table
 from rlcore.tasks.drawing.levels import format_level, other_levels
 from rlcore.tasks.drawing.result import Result
-from rlcore.tasks.kinds.benchmark.page import render as benchmark_text
+from rlcore.tasks.kinds.benchmark.kind import render as benchmark_text
 from rlcore.tasks.kinds.compare.step import evaluations_in, greedy_answers
 from rlcore.tasks.kinds.win_rate.page import render as win_rate_text
 from rlcore.tasks.store.markdown import excerpt, plain

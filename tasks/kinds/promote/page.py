@@ -13,7 +13,7 @@ from rlcore.strict_config import build
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.compare.step import greedy_answers
-from rlcore.tasks.kinds.promote.names import WINS
+from rlcore.tasks.kinds.promote.kind import WINS
 from rlcore.tasks.kinds.promote.step import evaluations
 from rlcore.tasks.kinds.win_rate.page import headline
 from rlcore.tasks.store.markdown import excerpt, plain

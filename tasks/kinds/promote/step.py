@@ -26,7 +26,7 @@ from rlcore.tasks.kinds.promote.figures import (
     require_tasks,
     wins_of,
 )
-from rlcore.tasks.kinds.promote.names import CHALLENGER_ASKED, CHAMPION_ASKED, WINS, model_name
+from rlcore.tasks.kinds.promote.kind import CHALLENGER_ASKED, CHAMPION_ASKED, WINS, model_name
 from rlcore.tasks.presets.evaluation import NO_ACCURACY
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.steps.base import MODEL, RECORDS, StageContext, StageResult, prepare_stage_name

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from rlcore.checks.settings import check_context
 from rlcore.choices import choices
@@ -15,7 +16,6 @@ from rlcore.loop import Components, HeldOut
 from rlcore.models.architectures import max_positions
 from rlcore.tasks.kinds.rl.curriculum import curriculum_prompts
 from rlcore.tasks.kinds.rl.placed import PLACES, REFERENCE, START
-from rlcore.tasks.kinds.rl.settings import RlStage
 from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext
 from rlcore.tasks.steps.play import open_player
@@ -28,6 +28,9 @@ from rlcore.tasks.steps.workload import engine_dtype
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.learner_protocol import LearnerProtocol
 from rlcore.types import Prompt
+
+if TYPE_CHECKING:
+    from rlcore.tasks.kinds.rl.kind import RlStage
 
 
 def start_from(context: StageContext, stage: str, reference: str) -> StageContext:

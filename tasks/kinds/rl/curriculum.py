@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rlcore.errors import DataError
 from rlcore.sampling.difficulty import PassCount, sample_by_difficulty
-from rlcore.tasks.kinds.rl.settings import DrawConfig, RlStage
 from rlcore.tasks.steps.base import StageContext
 from rlcore.tasks.steps.tokens import id_in_dataset
 from rlcore.tasks.store.storage import read_table
 from rlcore.types import Prompt
+
+if TYPE_CHECKING:
+    from rlcore.tasks.kinds.rl.kind import DrawConfig, RlStage
 
 
 def curriculum_prompts(context: StageContext, draw: DrawConfig, prompts: Sequence[Prompt]) -> list[Prompt]:

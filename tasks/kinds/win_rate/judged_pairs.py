@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -27,7 +27,6 @@ from rlcore.rewards.pairs import Pair
 from rlcore.sampling.base import SamplingParams
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.strict_config import build
-from rlcore.tasks.kinds.win_rate.settings import WinRateStage
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, prepare_stage_name
 from rlcore.tasks.steps.play import open_player
@@ -39,6 +38,9 @@ from rlcore.tasks.steps.workload import Workload
 from rlcore.tasks.store.storage import matches_digest, note_digest, read_json, read_table, write_json, write_table
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
+
+if TYPE_CHECKING:
+    from rlcore.tasks.kinds.win_rate.kind import WinRateStage
 
 PAIRS_PER_CHUNK = 64
 JudgedPairs = tuple[str, Pair | None, str]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,6 @@ from rlcore.rewards.pairs import Pair
 from rlcore.rewards.reward_model import token_scorer
 from rlcore.tasks.drawing.levels import format_interval
 from rlcore.tasks.kinds.win_rate.judged_pairs import Answer, answer, human_pairs, judge_pairs, reasons_of
-from rlcore.tasks.kinds.win_rate.settings import WinRateStage
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.rewards import open_reward_models
 from rlcore.tasks.steps.runtime import open_runtime
@@ -30,6 +29,9 @@ from rlcore.tasks.steps.tokens import read_prompt_sets
 from rlcore.tasks.store.storage import write_json, write_table
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
+
+if TYPE_CHECKING:
+    from rlcore.tasks.kinds.win_rate.kind import WinRateStage
 
 
 def run_win_rate(

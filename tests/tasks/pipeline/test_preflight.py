@@ -320,7 +320,7 @@ def test_a_registered_start_is_held_against_the_tokenizer_of_the_run(
     shutil.copytree(base, other)
     overrides = ["model.source=folder", f"model.path={base}", "stages.grpo.init_from=models:/mine@champion"]
     monkeypatch.setattr("rlcore.tasks.pipeline.preset_checks.read_version", lambda home, model: {"sha256": "abc"})
-    monkeypatch.setattr("rlcore.tasks.kinds.base.stage.registered_version", lambda config, *, model: "mine/1")
+    monkeypatch.setattr("rlcore.tasks.kinds.base.kind.registered_version", lambda config, *, model: "mine/1")
     assert not faults(*overrides)
     document = json.loads((other / "tokenizer.json").read_text())
     vocabulary = document["model"]["vocab"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError
-from rlcore.tasks.kinds.rl.settings import RlStage
+from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.presets.graph import (
     checkpoints,
     contrasts,

@@ -11,7 +11,7 @@ import pytest
 
 from rlcore.flows.presets import FOLDER, open_preset
 from rlcore.strict_config import Above, AtLeast, Below, Between, keys_of
-from rlcore.tasks.kinds.rl.settings import RlStage
+from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.presets.key_reference import (
     comments,
     describe,

@@ -14,7 +14,7 @@ from rlcore.algorithms.kl import KL_LOSSES
 from rlcore.config import KlConfig, to_dict
 from rlcore.errors import ConfigError
 from rlcore.strict_config import build
-from rlcore.tasks.kinds.rl.settings import RlStage
+from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.presets.key_reference import describe
 from rlcore.tasks.presets.run import RunConfig, load_preset
 from tests import strategies

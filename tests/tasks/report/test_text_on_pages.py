@@ -12,7 +12,7 @@ from rlcore.evaluation.intervals import Interval
 from rlcore.evaluation.promotion import PromotionDecision
 from rlcore.sampling.rejection import RejectionStats
 from rlcore.tasks.kinds.compare import page as comparison
-from rlcore.tasks.kinds.data import page as data_page
+from rlcore.tasks.kinds.data import kind as data_page
 from rlcore.tasks.kinds.drift import page as drift_page
 from rlcore.tasks.kinds.drift.step import DatasetDrift
 from rlcore.tasks.kinds.promote import page as promotion_page

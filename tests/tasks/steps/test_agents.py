@@ -12,8 +12,7 @@ from rlcore.errors import ConfigError
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.kinds.rl.checks import errors
-from rlcore.tasks.kinds.rl.settings import RlStage
+from rlcore.tasks.kinds.rl.kind import RlStage, errors
 from rlcore.tasks.pipeline.sizes import position_errors
 from rlcore.tasks.steps.agents import agent_digests, agent_errors
 from tests.rlcore.sandbox.conftest import require_bubblewrap

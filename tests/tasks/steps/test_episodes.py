@@ -16,7 +16,7 @@ from rlcore.loop.rollouts import episode_metrics
 from rlcore.models.importing import import_model
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.scripted import ScriptedSampler
-from rlcore.tasks.kinds.rl.settings import RlStage
+from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.steps.episodes import (
     environment_errors,
     episodes_digests,

@@ -18,7 +18,7 @@ from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm.gpu_assignment import VisibleGpus
 from rlcore.sampling.vllm.process import ServerSpec
-from rlcore.tasks.kinds.rejection.settings import RejectionStage
+from rlcore.tasks.kinds.rejection.kind import RejectionStage
 from rlcore.tasks.steps import vllm_engine
 from rlcore.tasks.steps.rollout_engine import longest, open_engine
 from rlcore.tasks.steps.vllm_engine import server_specs

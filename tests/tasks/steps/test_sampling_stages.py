@@ -18,7 +18,7 @@ from rlcore.flows.stages import stages
 from rlcore.models.importing import import_model
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.scripted import ScriptedSampler
-from rlcore.tasks.kinds.data import sampled_pairs
+from rlcore.tasks.kinds.data import sampled_step
 from rlcore.tasks.kinds.evaluate import step as evaluate
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps import sampled_answers
@@ -76,7 +76,7 @@ def run_stage(
         asked.append(config)
         yield ScriptedSampler.from_texts(texts, tokenizer)
 
-    for module in (evaluate, sampled_answers, sampled_pairs):
+    for module in (evaluate, sampled_answers, sampled_step):
         monkeypatch.setattr(module, "open_engine", scripted)
     stage = next(each for each in stages(config) if each.name == name)
     folder, work = inputs["prepare_prompts"].parent / "artifact", inputs["prepare_prompts"].parent / "work"

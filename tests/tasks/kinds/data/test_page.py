@@ -4,7 +4,7 @@ from pathlib import Path
 
 from rlcore.data_contracts.gate.reading import source_of
 from rlcore.tasks.drawing.result import Result
-from rlcore.tasks.kinds.data.page import data_page
+from rlcore.tasks.kinds.data.kind import data_page
 from rlcore.tasks.store.storage import write_json
 from tests.data_contracts.gate.gating import gate_source
 

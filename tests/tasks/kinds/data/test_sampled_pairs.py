@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlcore.tasks.kinds.data.sampled_pairs import pair_of
+from rlcore.tasks.kinds.data.sampled_step import pair_of
 from rlcore.types import Message, Prompt, Rollout, Score
 
 

@@ -14,7 +14,7 @@ from rlcore.errors import DataError
 from rlcore.sampling.rejection import Candidate
 from rlcore.tasks.kinds.difficulty.step import difficulties, metrics_of, summarize
 from rlcore.tasks.kinds.rl.curriculum import curriculum_prompts
-from rlcore.tasks.kinds.rl.settings import DrawConfig
+from rlcore.tasks.kinds.rl.kind import DrawConfig
 from rlcore.tasks.store.storage import write_table
 from rlcore.types import Message, Prompt
 

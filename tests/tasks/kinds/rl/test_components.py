@@ -10,7 +10,7 @@ from rlcore.config import RlConfig
 from rlcore.errors import ConfigError
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
-from rlcore.tasks.kinds.rl.settings import RlStage
+from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.steps.external import needed_reward_models
 
 

@@ -1,15 +1,33 @@
-"""Stage kind ``difficulty``."""
+"""Stage kind ``difficulty``: pass rates of prompts."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar, Literal
 
-from rlcore.tasks.kinds.difficulty.settings import DifficultyStage
+from rlcore.config.rejection import AnswersConfig
+from rlcore.strict_config import INLINE
+from rlcore.tasks.kinds.facts import Product, Rows
 from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import reward_models_of
 from rlcore.tasks.steps.external import external_digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifficultyStage:
+    """Pass rate of ``policy`` on each training prompt of ``data``, for the curriculum of RL stages."""
+
+    produces: ClassVar[Product] = "measurements"
+    consumes: ClassVar[Rows] = "prompts"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = False
+    kind: Literal["difficulty"]
+    policy: str
+    data: tuple[str, ...]
+    settings: AnswersConfig = field(metadata=INLINE)
 
 
 def difficulty_stage(name: str, config: RunConfig) -> Stage:

@@ -1,15 +1,33 @@
-"""Stage kind ``rejection``."""
+"""Stage kind ``rejection``: demonstrations by rejection sampling."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar, Literal
 
+from rlcore.config.rejection import RejectionConfig
+from rlcore.strict_config import INLINE
+from rlcore.tasks.kinds.facts import Product, Rows
 from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
-from rlcore.tasks.kinds.rejection.settings import RejectionStage
 from rlcore.tasks.presets.graph import prompt_data, start_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import reward_models_of
 from rlcore.tasks.steps.external import external_digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class RejectionStage:
+    """Rejection sampling from ``policy`` on the training prompts of ``data``."""
+
+    produces: ClassVar[Product] = "demonstrations"
+    consumes: ClassVar[Rows] = "prompts"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = True
+    kind: Literal["rejection"]
+    policy: str
+    data: tuple[str, ...]
+    settings: RejectionConfig = field(metadata=INLINE)
 
 
 def rejection_stage(name: str, config: RunConfig) -> Stage:

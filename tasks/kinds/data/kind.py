@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.kind import IMPORT, Lazy, Stage, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.presets.chosen import chosen_by
 from rlcore.tasks.presets.data import POLICY, DatasetConfig
@@ -15,6 +18,11 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, data_sections
 from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.steps.data_source import resolve_adapter, source_digest
+from rlcore.tasks.store.markdown import code, plain
+from rlcore.tasks.store.storage import read_json
+
+if TYPE_CHECKING:
+    from rlcore.data_contracts.gate.report import GateReport
 
 _GRADING = ("verifiers", "tokens_per_microbatch")  # keys of an evaluation that sampled pairs are labelled with
 
@@ -30,7 +38,7 @@ def data_stage(name: str, config: RunConfig) -> Stage:
         name=prepare_stage_name(name),
         version=1,
         kind="dataset",
-        render_page=Lazy("rlcore.tasks.kinds.data.page:data_page"),
+        render_page=data_page,
         run=partial(Lazy("rlcore.tasks.kinds.data.step:run_prepare"), name=name, held_out=held_out, graders=graders),
         inputs=(IMPORT, *held_out),
         sections=partial(_data_sections, name, ()),
@@ -45,7 +53,7 @@ def _prepare_sampled(name: str, data: DatasetConfig, asked: tuple[str, ...], hel
         name=prepare_stage_name(name),
         version=1,
         kind="dataset",
-        render_page=Lazy("rlcore.tasks.kinds.data.page:data_page"),
+        render_page=data_page,
         run=partial(
             Lazy("rlcore.tasks.kinds.data.sampled_step:run_prepare_sampled"),
             name=name,
@@ -68,3 +76,29 @@ def _source_digest(config: Sections) -> Mapping[str, str]:
     """Return digests of the dataset's sources by name."""
     (data,) = config.data.values()
     return source_digest(data)
+
+
+def data_page(result: Result, folder: Path) -> str:
+    """Write ``data.md``: numbers of rows, warnings, and quarantined rows with reasons."""
+    from rlcore.data_contracts.gate.report import GateReport, RuleResult  # brings pandas
+
+    document = read_json(result.data / "report.json")
+    rules = tuple(RuleResult(**rule) for rule in document.pop("rules"))
+    del document["passed"]
+    page = render(GateReport(**document, rules=rules))
+    (folder / "data.md").write_text(page, encoding="utf-8")
+    return page
+
+
+def render(report: GateReport) -> str:
+    """Render the gate's report as Markdown."""
+    parts = [
+        f"**{report.summary}**",
+        f"{report.lines_read:,} lines of {code(report.source)}, as {report.contract}; {report.merged:,} rows were "
+        "equal to another row and merged. Unused rows passed the gate but exceed `num_train` and `num_eval`.",
+        *(f"**Warning**: {plain(warning)}." for warning in report.warnings),
+    ]
+    if report.reasons:
+        rows = [f"| {plain(reason)} | {count:,} |" for reason, count in report.reasons.items()]
+        parts.append("\n".join(["| why rows are in quarantine.jsonl | rows |", "|---|---|", *rows]))
+    return "\n\n".join(parts) + "\n"

@@ -1,17 +1,41 @@
-"""Stage kind ``win_rate``."""
+"""Stage kind ``win_rate``: answers of two policies, compared by a judge."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
+from typing import ClassVar, Literal
 
+from rlcore.config.win_rate import WinRateConfig
+from rlcore.strict_config import INLINE
+from rlcore.tasks.kinds.facts import Product, Rows
 from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
-from rlcore.tasks.kinds.reward_model.settings import RewardModelStage
-from rlcore.tasks.kinds.win_rate.settings import WinRateStage
+from rlcore.tasks.kinds.reward_model.kind import RewardModelStage
 from rlcore.tasks.presets.graph import ancestors, ref_policy_of, start_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.stages import reward_models_of, rewards_of
 from rlcore.tasks.steps.external import external_digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class WinRateStage:
+    """Preference for answers of ``policy`` over those of ``baseline`` on the held-out prompts of ``data``.
+
+    ``human_pairs``: datasets of preference pairs whose held-out rows audit the judge; empty: no audit.
+    """
+
+    produces: ClassVar[Product] = "measurements"
+    consumes: ClassVar[Rows] = "prompts"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = True
+    kind: Literal["win_rate"]
+    policy: str
+    baseline: str
+    data: tuple[str, ...]
+    human_pairs: tuple[str, ...] = ()
+    settings: WinRateConfig = field(metadata=INLINE)
+
 
 DISJOINT = "train a judge on other pairs: half = 'first' of one stage and half = 'second' of the other divide a dataset"
 

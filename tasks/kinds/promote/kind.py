@@ -7,13 +7,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rlcore.tasks.kinds.benchmark.settings import BenchmarkStage
-from rlcore.tasks.kinds.benchmark.stage import benchmark_stage
-from rlcore.tasks.kinds.evaluate.stage import evaluate_stage
+from rlcore.tasks.kinds.benchmark.kind import BenchmarkStage, benchmark_stage
+from rlcore.tasks.kinds.evaluate.kind import evaluate_stage
 from rlcore.tasks.kinds.kind import Lazy, Stage, sections, stages_of_data
-from rlcore.tasks.kinds.promote.names import CHALLENGER_ASKED, CHAMPION_ASKED, CHAMPION_STAGE, WINS
-from rlcore.tasks.kinds.win_rate.settings import WinRateStage
-from rlcore.tasks.kinds.win_rate.stage import win_rate_stage
+from rlcore.tasks.kinds.win_rate.kind import WinRateStage, win_rate_stage
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.run import RunConfig
@@ -21,6 +18,18 @@ from rlcore.tasks.presets.sections import Sections
 
 if TYPE_CHECKING:
     from rlcore.tasks.tracking.registry import ModelVersion
+
+
+CHAMPION_STAGE = "champion"
+WINS = "champion_win_rate"
+"""The stage of the challenger's win rate over the champion, where that decides."""
+CHALLENGER_ASKED, CHAMPION_ASKED = "asked_challenger_", "asked_champion_"
+"""Prefixes of the stages of both sides' benchmarks."""
+
+
+def model_name(preset: str, settings: PromotionConfig) -> str:
+    """Return the registered model that the challenger is a version of."""
+    return f"{preset}-{settings.challenger}"
 
 
 def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage, ...]:

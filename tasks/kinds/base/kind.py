@@ -1,10 +1,13 @@
-"""Sections and source files of an import, which its key counts."""
+"""Stages that import checkpoints: the base of a run, and models of the registry."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from rlcore.config import ModelConfig
 from rlcore.errors import ModelError
 from rlcore.models.source_files import source_digest
+from rlcore.tasks.kinds.kind import IMPORT, Lazy, Stage, sections
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, sections_of
 from rlcore.tasks.store.settings import find_home
@@ -45,3 +48,28 @@ def source_files(config: Sections) -> str:
             f"no version of {name!r} carries the alias {alias!r}", where="model.path", fix="promote a version first"
         )
     return f"{version.name}/{version.version}"
+
+
+IMPORTED = Stage(
+    name=IMPORT,
+    version=1,
+    kind="checkpoint",
+    registered_as="base",
+    run=Lazy("rlcore.tasks.kinds.base.step:run_import_sft"),
+    sections=import_sections,
+    source_digest=source_files,
+)
+"""The starting checkpoint of a run."""
+
+
+def start_stage(name: str, model: str) -> Stage:
+    """Return the stage that imports a registered model as starting point or reference policy."""
+    return Stage(
+        name=name,
+        version=1,
+        kind="checkpoint",
+        run=partial(Lazy("rlcore.tasks.kinds.base.step:run_start"), model=model),
+        inputs=(IMPORT,),
+        sections=sections(),
+        source_digest=partial(registered_version, model=model),
+    )

@@ -1,0 +1,80 @@
+"""Stage kind ``dpo``: direct preference optimization."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from rlcore.config.training import DpoConfig
+from rlcore.hardware.memory_plan import ModelSize, dpo_footprint
+from rlcore.strict_config import INLINE
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.kinds.facts import Product, Rows
+from rlcore.tasks.kinds.kind import (
+    Lazy,
+    Stage,
+    StageKind,
+    from_the_start,
+    own_sections,
+    stage_of_checkpoint,
+    stages_of_data,
+)
+from rlcore.tasks.presets.graph import start_of
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps.memory_need import Device, Need, per_pass, supervised_need
+from rlcore.tasks.store.storage import read_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class DpoStage:
+    """Direct preference optimization. ``data``: datasets of preference pairs."""
+
+    produces: ClassVar[Product] = "checkpoint"
+    consumes: ClassVar[Rows] = "preference pairs"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = False
+    kind: Literal["dpo"]
+    init_from: str
+    data: tuple[str, ...]
+    settings: DpoConfig = field(metadata=INLINE)
+
+
+def dpo_stage(name: str, config: RunConfig) -> Stage:
+    """Return the stage that trains a checkpoint on preference pairs."""
+    own = config.stage(name, DpoStage)
+    start, data = stage_of_checkpoint(start_of(name, own)), stages_of_data(config, own.data)
+    return Stage(
+        name=name,
+        version=1,
+        kind="checkpoint",
+        registered_as=name,
+        render_page=dpo_page,
+        run=partial(Lazy("rlcore.tasks.kinds.dpo.step:run_dpo"), start=start),
+        inputs=(start, *data),
+        trains_on=data,
+        sections=own_sections(name, "confidence", "hardware", "distributed", data=own.data),
+        observers=("stage.eval_every", "confidence"),
+        continuation=from_the_start("num_epochs"),
+    )
+
+
+def need(name: str, config: RunConfig, size: ModelSize, device: Device) -> Need:
+    """Return the memory of the stage ``name`` for a model of this size."""
+    own = per_pass(config.stage(name, DpoStage).settings, device)
+    found = dpo_footprint(
+        size, own, compute_bytes=device.compute_bytes, gradient_checkpointing=config.hardware.gradient_checkpointing
+    )
+    return supervised_need(name, config, device, found, adapter="lora.rank", rank=own.lora.rank)
+
+
+def dpo_page(result: Result, folder: Path) -> str:
+    """Write ``loss.png``: the loss over steps."""
+    from rlcore.tasks.drawing import plots  # brings matplotlib
+
+    plots.loss_curve(read_json(result.data / "history.json"), "dpo/loss", folder / "loss.png", title=result.stage)
+    return ""
+
+
+KIND = StageKind(stage=dpo_stage, memory=need)

@@ -1,0 +1,76 @@
+"""Stage kind ``reward_model``: training of reward models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import ClassVar, Literal
+
+from rlcore.config.training import RewardModelConfig
+from rlcore.hardware.memory_plan import ModelSize, reward_model_footprint
+from rlcore.strict_config import INLINE
+from rlcore.tasks.kinds.facts import Product, Rows
+from rlcore.tasks.kinds.kind import (
+    Lazy,
+    Stage,
+    StageKind,
+    from_the_start,
+    own_sections,
+    stage_of_checkpoint,
+    stages_of_data,
+)
+from rlcore.tasks.presets.graph import start_of
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps.memory_need import Device, Need, per_pass, supervised_need
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardModelStage:
+    """Reward-model training. ``data``: datasets of preference pairs.
+
+    ``gold_pairs``: datasets of pairs with known labels. They are not trained on, and the model must rank them
+    correctly. ``half``: train on the pairs of one half of the prompts, with a seed of its own. A judge of a policy
+    needs the half that its reward model does not train on.
+    """
+
+    produces: ClassVar[Product] = "reward_model"
+    consumes: ClassVar[Rows] = "preference pairs"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = True
+    kind: Literal["reward_model"]
+    init_from: str
+    data: tuple[str, ...]
+    gold_pairs: tuple[str, ...] = ()
+    half: Literal["all", "first", "second"] = "all"
+    settings: RewardModelConfig = field(metadata=INLINE)
+
+
+def reward_model_stage(name: str, config: RunConfig) -> Stage:
+    """Return the stage that trains a reward model on preference pairs."""
+    own = config.stage(name, RewardModelStage)
+    start, pairs = stage_of_checkpoint(start_of(name, own)), (*own.data, *own.gold_pairs)
+    return Stage(
+        name=name,
+        version=1,
+        kind="reward_model",
+        registered_as=name,
+        render_page=Lazy("rlcore.tasks.kinds.reward_model.page:reward_page"),
+        run=partial(Lazy("rlcore.tasks.kinds.reward_model.step:run_reward_model"), start=start),
+        inputs=(start, *stages_of_data(config, pairs)),
+        trains_on=tuple(set(stages_of_data(config, own.data)) - set(stages_of_data(config, own.gold_pairs))),
+        sections=own_sections(name, "confidence", "hardware", "distributed", data=pairs),
+        observers=("stage.eval_every", "confidence"),
+        continuation=from_the_start("num_epochs"),
+    )
+
+
+def need(name: str, config: RunConfig, size: ModelSize, device: Device) -> Need:
+    """Return the memory of the stage ``name`` for a model of this size."""
+    own = per_pass(config.stage(name, RewardModelStage).settings, device)
+    found = reward_model_footprint(
+        size, own, compute_bytes=device.compute_bytes, gradient_checkpointing=config.hardware.gradient_checkpointing
+    )
+    return supervised_need(name, config, device, found, adapter="backbone.lora.rank", rank=own.backbone.lora.rank)
+
+
+KIND = StageKind(stage=reward_model_stage, memory=need)
