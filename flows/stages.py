@@ -12,8 +12,7 @@ from rlcore.tasks.kinds.evaluate.kind import evaluate_stage
 from rlcore.tasks.kinds.kind import Stage, preset_stage, stages_of_data
 from rlcore.tasks.kinds.promote.kind import promote_stages
 from rlcore.tasks.kinds.reward_gate.kind import reward_gate_stage
-from rlcore.tasks.kinds.rl.kind import RlStage
-from rlcore.tasks.kinds.rl.kind import rl_stage
+from rlcore.tasks.kinds.rl.kind import RlStage, rl_stage
 from rlcore.tasks.presets.graph import checkpoints, registered_starts, stage_order
 from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.run import RunConfig

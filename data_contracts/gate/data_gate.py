@@ -6,30 +6,33 @@ A first scan of all rows keeps numbers (``scan.py``), on which comparisons betwe
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.contracts.contract import Contract
-from rlcore.data_contracts.errors import LEFT_OUT
+from rlcore.data_contracts.drift.sketches import GROUP, Sketch, sketch
+from rlcore.data_contracts.errors import LEFT_OUT, ContractError
 from rlcore.data_contracts.gate.cross_row_checks import ResolvedRows, drop_overlaps, resolve_rows
 from rlcore.data_contracts.gate.eval_leakage import NEAR, Evaluated, evaluated_of
-from rlcore.data_contracts.gate.kept_rows import KeptRows, kept_evaluations
-from rlcore.data_contracts.gate.ledger import EVAL, NO_ROWS, TRAIN
+from rlcore.data_contracts.gate.ledger import EVAL, NO_ROWS, SPLITS, TRAIN, Ledger, LedgerBuilder, Mask, Rows
 from rlcore.data_contracts.gate.lookup import Found, look_up, source_changed_error
-from rlcore.data_contracts.gate.overlap import Overlap, SharedWords
-from rlcore.data_contracts.gate.records import Origin, Quarantined, excerpt
+from rlcore.data_contracts.gate.overlap import Overlap, SharedWords, texts_of
+from rlcore.data_contracts.gate.records import Origin, Quarantined, canonical_row, excerpt
 from rlcore.data_contracts.gate.report import GateReport, RuleResult
-from rlcore.data_contracts.gate.row_rules import RowCheckConfig, RowFilter
+from rlcore.data_contracts.gate.row_hashes import hash_rows
+from rlcore.data_contracts.gate.row_rules import RowCheckConfig, RowFilter, check_rows
 from rlcore.data_contracts.gate.row_summary import RowSummaries, summarize_foreign, summarize_row
 from rlcore.data_contracts.gate.rules import DatasetRule, DatasetState, RuleOutcome, dataset_rules
-from rlcore.data_contracts.gate.scan import MAX_LISTED, ScannedRows, scan_rows
 from rlcore.data_contracts.gate.stream import HeldStream, RowStream
-from rlcore.data_contracts.gate.token_budget import TokenMeter
+from rlcore.data_contracts.gate.token_budget import TokenMeter, completed_lengths
 
 __all__ = ["GateLimits", "GateReport", "GateResult", "check"]
 
@@ -267,3 +270,175 @@ def _rate_errors(
     share = f"{refused} of {total} rows ({refused / total:.1%})"
     hint = f" ({IF_DIFFERENT})" if counts[NEAR] else ""
     return [f"{share} are quarantined, more than max_quarantined = {limits.max_quarantined:g} allows: {examples}{hint}"]
+
+
+MAX_LISTED = 100_000  # rejected rows that are listed; all of them are counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScannedRows:
+    """All rows as numbers, and the rejected ones.
+
+    ``listed``: the entries of rejected rows, by row of the ledger. ``lost``: lines that never became rows, with
+    ``lost_reasons`` of all. ``reasons``: the texts of the ledger's reasons. ``fatal``: rows that reject the dataset.
+    ``lines_read``: lines of the source; ``merged``: removed rows that were equal to another.
+    """
+
+    ledger: Ledger
+    listed: Mapping[int, Quarantined]
+    lost: Sequence[Quarantined]
+    lost_reasons: Counter[str]
+    reasons: Sequence[str]
+    fatal: Sequence[str]
+    lines_read: int
+    merged: int
+
+
+@dataclass(kw_only=True)
+class _ScanStats:
+    """Counts and rejected rows that are collected while the ledger grows, by index in the stream."""
+
+    listed: dict[int, tuple[Quarantined, bool]] = field(default_factory=dict)
+    lost: list[Quarantined] = field(default_factory=list)
+    lost_reasons: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, int] = field(default_factory=lambda: {"": 0})
+    rows: int = 0
+    lines: int = 0
+
+
+def scan_rows(stream: RowStream, contract: Contract, terms: RowCheckConfig, *, meter: TokenMeter) -> ScannedRows:
+    """Scan each row once, a batch at a time.
+
+    Raises:
+        ContractError: the source cannot be read, or a column is missing or unknown: no row can be checked.
+    """
+    builder, notes = LedgerBuilder(), _ScanStats()
+    for batch in stream.batches():
+        checked = check_rows(batch, contract, terms, meter=meter, where=stream.source.name)
+        reason = np.zeros(len(batch.rows), dtype=np.int32)
+        for place, (entry, is_fatal) in checked.refused.items():
+            reason[place] = notes.reasons.setdefault(entry.reason, len(notes.reasons))
+            if is_fatal or len(notes.listed) < MAX_LISTED:
+                notes.listed[notes.rows + place] = entry, is_fatal
+        columns, digests = hash_rows(batch, contract, terms)
+        builder.add({**columns, "reason": reason, "lengths": checked.lengths}, digests)
+        notes.rows, notes.lines = notes.rows + len(batch.rows), notes.lines + batch.num_lines
+        notes.lost_reasons.update(one.reason for one in batch.rejected)
+        notes.lost += batch.rejected[: max(0, MAX_LISTED - len(notes.lost))]
+    ledger, is_first = builder.finish()
+    places = np.cumsum(is_first) - 1
+    first = {int(places[row]): found for row, found in notes.listed.items() if is_first[row]}
+    return ScannedRows(
+        ledger=ledger,
+        listed={row: entry for row, (entry, _) in first.items()},
+        lost=notes.lost,
+        lost_reasons=notes.lost_reasons,
+        reasons=list(notes.reasons),
+        fatal=[str(entry) for entry, is_fatal in first.values() if is_fatal],
+        lines_read=notes.lines,
+        merged=notes.rows - len(ledger),
+    )
+
+
+MAX_SKETCHED = 8_192  # rows of whole prompts: chance moves PSI and KS by less than 0.05, and 0.1 warns
+
+
+class KeptRows:
+    """Collector of kept rows in order, with their sides: digest, sketches and overlap."""
+
+    def __init__(self, state: DatasetState, overlap: Overlap, *, meter: TokenMeter, group_column: str = "") -> None:
+        self._state, self._overlap, self._meter, self._group_column = state, overlap, meter, group_column
+        self._written = [*state.contract.columns, *state.contract.carried]
+        self._digest, self._train_digest = hashlib.sha256(), hashlib.sha256()
+        self._is_sketched = sketched_rows(state)
+        self._sketched: list[pd.DataFrame] = []
+
+    def take(self, found: Found) -> pd.DataFrame:
+        """Add the next rows as a frame in contract columns, and those that travel with them."""
+        state = self._state
+        sides = state.split[found.places].tolist()
+        none = dict.fromkeys(state.contract.carried, "")
+        rows = [{**none, **row, "split": SPLITS[side]} for row, side in zip(found.rows, sides, strict=True)]
+        lines = [self._spelled(row) + b"\n" for row in rows]
+        self._digest.update(b"".join(lines))
+        pairs = zip(lines, sides, strict=True)
+        self._train_digest.update(b"".join([line for line, side in pairs if side == TRAIN]))
+        train = (row for row, side in zip(rows, sides, strict=True) if side == TRAIN)
+        self._overlap.see([texts_of(row, state.contract) for row in train])
+        frame = pd.DataFrame({name: [row[name] for row in rows] for name in self._written})
+        self._note(rows, frame, found.places)
+        return frame
+
+    def _spelled(self, row: dict[str, Any]) -> bytes:
+        has_others = len(row) > len(self._written)
+        return canonical_row({name: row[name] for name in self._written} if has_others else row)
+
+    @property
+    def digest(self) -> str:
+        """Return the SHA-256 over the canonical JSON lines of the rows, independent of the file format."""
+        return self._digest.hexdigest()
+
+    @property
+    def train_digest(self) -> str:
+        """Return :attr:`digest` of the training rows alone."""
+        return self._train_digest.hexdigest()
+
+    def sketches(self) -> dict[str, Sketch]:
+        """Return sketches of the columns; see :func:`rlcore.data_contracts.drift.sketches.sketch`."""
+        return sketch(pd.concat(self._sketched, ignore_index=True)) if self._sketched else {}
+
+    def overlap(self) -> RuleResult:
+        """Return the fraction of evaluation prompts that share an n-gram with a training row."""
+        touched, prompts, size = self._overlap.num_touched, self._overlap.num_prompts, self._overlap.size
+        return RuleResult(
+            name=f"eval_shares_no_{size}_words",
+            severity="warning",
+            value=touched / max(1, prompts),
+            ok=not touched,
+            detail=f"{touched} of {prompts} evaluation prompts share {size} words with training" if touched else "",
+        )
+
+    def _note(self, rows: list[dict[str, Any]], frame: pd.DataFrame, places: Rows) -> None:
+        """Collect the rows for sketches, with their numbers of tokens instead of their answers."""
+        chosen = np.flatnonzero(self._is_sketched[places])
+        if not len(chosen):
+            return
+        state, own = self._state, [rows[place] for place in chosen.tolist()]
+        known, answers = state.ledger.lengths[places[chosen]], state.contract.answers
+        lengths = completed_lengths(own, known, state.contract, self._meter)
+        sketched = frame.drop(columns=[*answers, *state.contract.carried]).iloc[chosen]
+        names = ["prompt_tokens", *(f"{name}_tokens" for name in answers)]
+        sketched[names] = lengths.astype(int)
+        sketched["prompt_hash"] = state.prompts[places[chosen]]
+        if self._group_column:
+            sketched[GROUP] = [_group(row, self._group_column) for row in own]
+        self._sketched.append(sketched)
+
+
+def _group(row: dict[str, Any], column: str) -> str:
+    """Return the document of a row, which a column of the contract or of the source names."""
+    value = row[column] if column in row else json.loads(row.get("columns") or "{}").get(column)
+    if value is None:
+        raise ContractError(
+            f"group_column = {column!r}: a row has no such value",
+            fix=f"name a column that every row has: {', '.join(sorted(row))}, or one of the source of prompts",
+        )
+    return str(value)
+
+
+def sketched_rows(state: DatasetState) -> Mask:
+    """Return all kept rows, or those of a bounded number of prompts, selected by hash."""
+    rows = np.flatnonzero(state.is_kept)
+    if len(rows) > MAX_SKETCHED:
+        order = state.ledger.order[state.prompts[rows]]
+        values, sizes = np.unique(order, return_counts=True)
+        last = max(1, int(np.searchsorted(np.cumsum(sizes), MAX_SKETCHED, side="right")))
+        rows = rows[order <= values[last - 1]]
+    mask = np.zeros(len(state.ledger), dtype=bool)
+    mask[rows] = True
+    return mask
+
+
+def kept_evaluations(state: DatasetState) -> Rows:
+    """Return the kept evaluation rows."""
+    return np.flatnonzero(state.is_kept & (state.split == EVAL))

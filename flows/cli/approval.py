@@ -43,8 +43,8 @@ def _decide(decision: Literal["approve", "reject"], version: str, reason: str, k
 
     document = statement(home, version, decision, reason)  # reject unknown versions before anything starts
     signature = sign(document, key.expanduser())
-    from rlcore.flows.approve import approve as approve_flow
-    from rlcore.flows.reject import reject as reject_flow
+    from rlcore.flows.flows import approve as approve_flow
+    from rlcore.flows.flows import reject as reject_flow
     from rlcore.tasks.pipeline.prefect_bridge import call_flow
 
     flow = approve_flow if decision == "approve" else reject_flow

@@ -47,8 +47,7 @@ def export(
     if (public or dry_run) and not push:
         raise ConfigError("--public and --dry-run are about an upload", fix="add --push OWNER/NAME")
     home = open_home(reads=True)
-    from rlcore.tasks.pipeline.hub_push import check_target, push_folder
-    from rlcore.tasks.pipeline.model_export import export_card, export_model
+    from rlcore.tasks.pipeline.model_export import check_target, export_card, export_model, push_folder
 
     if push:
         check_target(push, needs_token=not dry_run)

@@ -27,7 +27,7 @@ def rollback(
     from rlcore.tasks.tracking.registry import read_version
 
     found = read_version(home, model)  # reject unknown versions before anything starts
-    from rlcore.flows.rollback import rollback as rollback_flow
+    from rlcore.flows.flows import rollback as rollback_flow
     from rlcore.tasks.pipeline.prefect_bridge import call_flow
 
     sys.stdout.write(call_flow(rollback_flow, found["name"], int(found["version"]), reason) + "\n")

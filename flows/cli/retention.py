@@ -36,7 +36,7 @@ def gc(
         sys.stdout.write(f"no results in {home.root}: nothing was run\n")
         return 0
     if delete:
-        from rlcore.flows.clean import gc as gc_flow
+        from rlcore.flows.flows import gc as gc_flow
         from rlcore.tasks.pipeline.prefect_bridge import call_flow
 
         sys.stdout.write(call_flow(gc_flow, keep_days))

@@ -57,7 +57,7 @@ def _run_all(planned: RunPlan, preset: str, overrides: Sequence[str]) -> Mapping
 
         with interruptible():
             return run_targets(preset, overrides, [row.stage for row in planned.rows])
-    from rlcore.flows.post_train import post_train
+    from rlcore.flows.flows import post_train
     from rlcore.tasks.pipeline.prefect_bridge import call_flow
 
     return call_flow(post_train, preset=preset, overrides=tuple(overrides))
@@ -97,7 +97,7 @@ def promote(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     config = open_preset(preset, overrides)  # reject invalid presets before anything starts
     home = open_home()
     announce(config, home)
-    from rlcore.flows.promote import promote as promote_flow
+    from rlcore.flows.flows import promote as promote_flow
     from rlcore.tasks.pipeline.live_view import live_view
     from rlcore.tasks.pipeline.pages import page_folder
     from rlcore.tasks.pipeline.prefect_bridge import call_flow
@@ -124,7 +124,7 @@ def retrain(preset: Preset = "retrain", *, overrides: Overrides = ()) -> int:
     config.section("retrain", RetrainConfig, where=preset)  # reject invalid presets before anything starts
     home = open_home()
     announce(config, home)
-    from rlcore.flows.retrain import retrain as retrain_flow
+    from rlcore.flows.flows import retrain as retrain_flow
     from rlcore.tasks.pipeline.live_view import live_view
     from rlcore.tasks.pipeline.prefect_bridge import call_flow
     from rlcore.tasks.store.markdown import on_terminal

@@ -8,17 +8,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from rlcore.config.distributed import DistributedConfig
 from rlcore.distributed import rank_process
-from rlcore.distributed.exported import ExportedWeights
 from rlcore.distributed.rank import WEIGHTS
 from rlcore.distributed.rank_pool import RankPool
 from rlcore.distributed.serialization import encode
@@ -144,3 +144,23 @@ def _next(end: Connection) -> bytes | None:
         return end.recv_bytes()
     except (EOFError, OSError):
         return None
+
+
+class ExportedWeights(Mapping[str, torch.Tensor]):
+    """Mapping of the tensors of a safetensors file; none is kept in memory."""
+
+    def __init__(self, path: Path) -> None:
+        file: Any = safe_open(path, framework="pt")
+        self._file, self._names = file, tuple(file.keys())
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        tensor: torch.Tensor = self._file.get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)

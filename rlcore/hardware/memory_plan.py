@@ -22,7 +22,7 @@ _MOMENT_BYTES = {"adamw": FLOAT32, "adamw_8bit": 1}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSize:
-    """Shape of a model, as :func:`rlcore.models.size.model_size` finds it.
+    """Shape of a model, as :func:`rlcore.models.preview.model_size` finds it.
 
     Attributes:
         linear: (last name, inputs, outputs) of the backbone's linear layers.

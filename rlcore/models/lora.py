@@ -11,22 +11,26 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import safe_open
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedModel
 
 from rlcore.config import LoraConfig
 from rlcore.errors import ModelError
 from rlcore.extras import install_command
-from rlcore.hardware.precision import at_least_float32
+from rlcore.hardware.precision import at_least_float32, product
 from rlcore.models.adapter_targets import choose_targets, log_coverage
 from rlcore.models.architectures import backbone
-from rlcore.models.low_rank import low_rank_linear
 from rlcore.models.saving import save_tensors, weights_digest
 from rlcore.seeding import generator
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+
 
 FOLDER = "adapter"  # subfolder: next to config.json it would be applied again on loading
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -274,3 +278,69 @@ def _digest(base: PreTrainedModel) -> str:
     """Return the digest of the base's checkpoint; empty if the base was created in memory."""
     folder = Path(base.config._name_or_path)
     return weights_digest(folder) if base.config._name_or_path and folder.is_dir() else ""
+
+
+def low_rank_linear(
+    inputs: Float[Tensor, "... input"],
+    weight: Float[Tensor, "output input"],
+    bias: Float[Tensor, "output"] | None,
+    down: Float[Tensor, "rank input"],
+    up: Float[Tensor, "output rank"],
+    scaling: float,
+) -> Float[Tensor, "... output"]:
+    """Return the layer's output, [..., O], with gradients for ``inputs``, ``down`` and ``up``.
+
+    Products are in the precision of ``weight``, or in that of an active autocast, and their sum under autocast at least
+    float32: to a half-precision output of the layer, a small addition is rounded away. Gradients have their tensors'
+    precision.
+
+    Args:
+        inputs: [..., I].
+        weight: [O, I], frozen, as is ``bias``, [O].
+        down: A, [rank, I].
+        up: B, [O, rank].
+        scaling: s, alpha / rank.
+    """
+    kind = inputs.device.type
+    is_wide = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if is_wide else weight.dtype
+    output: Tensor = _LowRankLinear.apply(inputs, weight, bias, down, up, scaling, dtype, is_wide)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _LowRankLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        down: Tensor,
+        up: Tensor,
+        scaling: float,
+        dtype: torch.dtype,
+        is_wide: bool,
+    ) -> Tensor:
+        with torch.autocast(inputs.device.type, enabled=False):
+            adapter_dtype = down.dtype
+            rows, weight, down, up = (each.to(dtype) for each in (inputs.flatten(0, -2), weight, down, up))
+            output = product(rows, weight.T) if bias is None else functional.linear(rows, weight, bias.to(dtype))
+            narrow = rows @ down.T  # [N, rank]
+            if is_wide:
+                output = at_least_float32(output)
+            output.addmm_(narrow.to(output), up.T.to(output), alpha=scaling)
+        ctx.save_for_backward(rows, weight, down, up, narrow)
+        ctx.scaling, ctx.shape, ctx.input_dtype, ctx.adapter_dtype = scaling, inputs.shape, inputs.dtype, adapter_dtype
+        return output.view(*inputs.shape[:-1], output.shape[-1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, down, up, narrow = ctx.saved_tensors
+        gradient = gradients[0].flatten(0, -2).to(weight.dtype)
+        # On a CPU G' Z, with Z of [N, 8], takes eight times as long as Z' G, and G B three times as long as B' G'.
+        of_narrow = (up.T.contiguous() @ gradient.T).mul_(ctx.scaling)  # [rank, N]
+        of_inputs = None
+        if ctx.needs_input_grad[0]:
+            of_inputs = product(gradient, weight).addmm_(of_narrow.T, down).view(ctx.shape).to(ctx.input_dtype)
+        of_down, of_up = of_narrow @ rows, (narrow.T @ gradient).mul_(ctx.scaling).T
+        return of_inputs, None, None, of_down.to(ctx.adapter_dtype), of_up.to(ctx.adapter_dtype), None, None, None

@@ -3,7 +3,7 @@
 The completion is untrusted text that may try to get a good rating. It is placed between two fences with a nonce from a
 hash of the completion, which it cannot know, so it cannot close a fence. The rating must carry the same nonce, so text
 that the judge repeats is not a rating. Control words of chat formats are neutralized
-(:mod:`rlcore.rewards.control_words`). A judge may still be persuaded by the text.
+(:mod:`rlcore.rewards.judge`). A judge may still be persuaded by the text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from rlcore.config import Duration, NonNegativeInt, PositiveFloat, PositiveInt
 from rlcore.errors import ConfigError
 from rlcore.rewards.base import failed_score, scored
 from rlcore.rewards.chat_endpoint import ChatEndpoint, EndpointError, Reply
-from rlcore.rewards.control_words import neutralize
 from rlcore.types import Message, Rollout, Score
 
 QUESTION = """\
@@ -268,3 +267,22 @@ def _digest(rollout: Rollout) -> str:
     turns = [f"{turn.role}\n{turn.content}" for turn in rollout.prompt.messages]
     pieces = (*turns, rollout.prompt.reference, rollout.text)
     return hashlib.sha256(b"".join(hashlib.sha256(piece.encode()).digest() for piece in pieces)).hexdigest()
+
+
+_WORDS = re.compile(
+    r"<(?=[|｜][^<>\n]{0,80}[|｜]>)"  # <|im_start|>, <|eot_id|>, <｜User｜>
+    r"|<(?=\|[a-z_]{2,30}>|[a-z_]{2,30}\|>|\[[^<>\n]{2,80}\]>)"  # <|turn>, <turn|>, <[begin▁of▁sentence]>
+    r"|<(?=</?SYS>>)"
+    r"|<(?=/?(?:s|bos|eos|pad|unk|mask|sep|sop|eop|eoh|eoa|image|think|tool_call|tool_response|arg_key|arg_value"
+    r"|seed:\w{1,20})>)"
+    r"|<(?=(?:start|end)_of_[a-z]{1,20}>|extra_id_[0-9]{1,4}>|(?:unused|reserved_)[0-9]{1,5}>)"
+    r"|\[(?=/?(?:INST|SYSTEM_PROMPT|AVAILABLE_TOOLS|TOOL_CALLS|TOOL_RESULTS|TOOL_CONTENT|ARGS|CALL_ID|IMG|THINK)\])"
+    r"|\[(?=(?:[gs]?MASK|BOS|EOS|CLS|SEP|UNK|PAD)\]|\|[a-z]{2,30}\|\])"
+    r"|\](?=~!?[a-z][\[\]])",  # ]~b]
+    re.IGNORECASE,
+)
+
+
+def neutralize(text: str) -> str:
+    """Insert a blank after the first character of each control word: ``< |im_end|>``, ``[ INST]``."""
+    return _WORDS.sub(lambda found: f"{found[0]} ", text)

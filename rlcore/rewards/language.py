@@ -1,7 +1,7 @@
 """Reward of the language of a completion, by the script of its letters and by its words.
 
 Words are checked by lists of the most common ones of a few languages, which cannot distinguish other languages of one
-script (Finnish and Turkish), or by a library that knows many (:mod:`rlcore.rewards.language_identifier`). Neither
+script (Finnish and Turkish), or by a library that knows many (:mod:`rlcore.rewards.language`). Neither
 distinguishes dialects, or code from prose.
 
 Mathematics, digits and LaTeX commands do not count. A completion without letters scores 1, because nothing in it is in
@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -23,7 +23,6 @@ from rlcore.config import Fraction, NonNegativeInt
 from rlcore.errors import ConfigError
 from rlcore.rewards.answers import has_content
 from rlcore.rewards.base import scored
-from rlcore.rewards.language_identifier import LANGUAGES, open_identifier
 from rlcore.types import Rollout, Score
 
 PROMPT = "prompt"
@@ -181,3 +180,40 @@ def _script_counts(text: str) -> Counter[str]:
 @lru_cache(maxsize=4096)
 def _script(character: str) -> str:
     return unicodedata.name(character, "UNKNOWN").split(" ")[0].split("-")[0]
+
+
+# Candidate languages, each tested on answers of three words and more. Without this restriction, one of the
+# hundred others wins for some short texts.
+# fmt: off
+LANGUAGES = (
+    "en", "de", "fr", "es", "it", "pt", "nl", "sv", "da", "fi", "pl", "cs", "hu", "ro", "tr", "vi", "id", "ru", "uk",
+    "bg", "el", "ar", "fa", "he", "hi", "th", "ko", "zh", "ja",
+)
+# fmt: on
+_NO_LANGUAGE = re.compile(r"\\[A-Za-z]+|[\d$+=^_{}*/\\<>|&#~\[\]()-]+")  # LaTeX commands, digits, signs
+
+
+@lru_cache(maxsize=1)
+def open_identifier() -> Callable[[str], str]:
+    """Return a deterministic function that maps a text to its most likely code of ``LANGUAGES``.
+
+    Loading takes a second and 120 MiB once per process; a text of a few hundred words takes half a millisecond.
+
+    Raises:
+        ConfigError: py3langid is not installed.
+    """
+    try:
+        from py3langid.langid import MODEL_FILE, LanguageIdentifier
+    except ImportError as error:
+        raise ConfigError(
+            'identifier = "py3langid" needs the package py3langid, which is not installed',
+            where="the reward language",
+            fix="pip install py3langid, or identifier = 'words'",
+        ) from error
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE)
+    identifier.set_languages(list(LANGUAGES))
+
+    def identify(text: str) -> str:
+        return str(identifier.classify(" ".join(_NO_LANGUAGE.sub(" ", text).split()))[0])
+
+    return identify

@@ -18,10 +18,14 @@ The rules are strict, because a policy exploits every loose one:
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from rlcore.config import Duration, PositiveInt
@@ -47,7 +51,6 @@ from rlcore.rewards.plain_numbers import parse_number
 from rlcore.rewards.references import plain_error
 from rlcore.rewards.unevaluated import is_unevaluated
 from rlcore.rewards.units import parse_quantity, same_magnitude, scale_words, separate_unit
-from rlcore.rewards.worked_steps import is_valid_derivation
 from rlcore.types import CORRECT_FROM, Rollout, Score, is_correct
 
 _MAX_WRAPS = 4
@@ -96,7 +99,7 @@ class MathOptions:
         evaluated_only: Require an evaluated answer: for a plain number a plain number, with fractions in lowest terms
             (not ``3+4`` for 7, nor ``6/2`` for 3). For an expression, one without operations that the reference does
             not have (``\\int``, ``\\gcd``, ``n!``), and not a formula of the problem unless in the reference's form.
-        partial: Score of a wrong answer to a number with a valid derivation, see :mod:`rlcore.rewards.worked_steps`.
+        partial: Score of a wrong answer to a number with a valid derivation, see :mod:`rlcore.rewards.math_answer`.
     """
 
     last_number: bool = True
@@ -333,3 +336,51 @@ def _is_refused(answer: str, reference: str) -> bool:
 def _as_words(text: str) -> str:
     match = _WORDS.fullmatch(text)
     return " ".join((match.group(1) if match else text).casefold().split())
+
+
+_MAX_TEXT, _MAX_SIDE = 20_000, 200
+_TIMES = re.compile(r"\\times|\\cdot|×|·|(?<=[0-9)]) ?x ?(?=[0-9(])")
+_GROUP_COMMA = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
+_RUN = re.compile(r"[0-9.+*/()= -]{3,}")
+_SIDE = re.compile(r"[0-9(][0-9.+*/() -]*")
+_OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = MappingProxyType(
+    {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+)
+
+
+def is_valid_derivation(text: str, reference: Fraction) -> bool:
+    """Return True if all equations in ``text`` are true and the last one ends in ``reference``. Linear time."""
+    if len(text) > _MAX_TEXT:
+        return False
+    found = list(_equations(text))
+    return bool(found) and all(left == right for left, right in found) and found[-1][1] == reference
+
+
+def _equations(text: str) -> Iterator[tuple[Fraction, Fraction]]:
+    """Yield both sides of each ``=`` between two expressions: two pairs for ``5*7 = 30+5 = 35``."""
+    written = _GROUP_COMMA.sub("", _TIMES.sub("*", text.replace("$", "").replace("÷", "/")))
+    for run in _RUN.findall(written):
+        values = [_value(side.strip()) for side in run.rstrip(" .").split("=")]
+        for left, right in pairwise(values):
+            if left is not None and right is not None:
+                yield left, right
+
+
+def _value(side: str) -> Fraction | None:
+    """Return the value of a side; None if it is not arithmetic: it begins with an operator, or has no operation."""
+    if len(side) > _MAX_SIDE or not _SIDE.fullmatch(side):
+        return None
+    try:
+        return _evaluate(ast.parse(side, mode="eval").body, side)
+    except (SyntaxError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _evaluate(node: ast.expr, source: str) -> Fraction:
+    if isinstance(node, ast.Constant):
+        return Fraction(ast.get_source_segment(source, node) or "")  # exact, unlike the node's float
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_evaluate(node.operand, source)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _OPERATORS[type(node.op)](_evaluate(node.left, source), _evaluate(node.right, source))
+    raise ValueError(f"not arithmetic: {ast.dump(node)[:80]}")

@@ -25,7 +25,6 @@ from rlcore.sandbox.box import Box, BoxError, OutOfTime, ProcessDied, ProtocolVi
 from rlcore.sandbox.isolation import Isolation
 from rlcore.sandbox.output_check import same_text, same_value, shown
 from rlcore.sandbox.suite import Suite, guess_rate
-from rlcore.sandbox.usual_names import USUAL_NAMES
 from rlcore.sandbox.wire import MAX_FRAME_BYTES
 
 MAX_BOXES = 3  # per program; after three broken boxes, its other tests count as failed
@@ -248,3 +247,24 @@ def _broken(error: OutOfTime | ProcessDied | ProtocolViolation) -> RunResult:
 
 def _deadline(limits: ResourceLimits) -> float:
     return time.monotonic() + limits.wall_seconds
+
+
+_MODULES = "bisect collections copy datetime functools heapq itertools json math operator random re string sys"
+_FROM = {
+    "bisect": "bisect_left bisect_right insort insort_left insort_right",
+    "collections": "ChainMap Counter OrderedDict defaultdict deque namedtuple",
+    "copy": "deepcopy",
+    "functools": "cache cached_property cmp_to_key lru_cache partial reduce total_ordering",
+    "heapq": "heapify heappop heappush heappushpop heapreplace merge nlargest nsmallest",
+    "itertools": "accumulate chain combinations combinations_with_replacement compress count cycle dropwhile groupby "
+    "islice pairwise permutations product repeat starmap takewhile tee zip_longest",
+    "math": "ceil comb dist exp factorial floor fsum gcd hypot inf isqrt lcm log log10 log2 nan perm pi prod sqrt",
+    "operator": "add and_ itemgetter mul or_ sub xor",
+    "string": "ascii_letters ascii_lowercase ascii_uppercase digits punctuation",
+    "typing": "Any Callable DefaultDict Deque Dict FrozenSet Generator Generic Iterable Iterator List Literal Mapping "
+    "NamedTuple NoReturn Optional Sequence Set Tuple Type TypeVar Union",
+}
+USUAL_NAMES = dict.fromkeys(_MODULES.split(), "") | {
+    name: home for home, names in _FROM.items() for name in names.split()
+}
+"""Maps each name to its module; empty if the name is a module."""

@@ -131,8 +131,7 @@ def _digest(files: Iterable[Path]) -> str:
 def _facts(source: str, digest: str, code: str) -> dict[str, Any]:
     """Return :class:`ModelFacts` as JSON. ``digest``, ``code``: all that decides on them besides the source."""
     from rlcore.models.architectures import max_positions  # brings transformers
-    from rlcore.models.preview import preview_config
-    from rlcore.models.size import model_size
+    from rlcore.models.preview import model_size, preview_config
 
     found: dict[str, Any] = {"size": None, "positions": None, "prefill": "", "has_tokenizer": False, "error": None}
     named = json.loads(source)

@@ -6,14 +6,18 @@ registered models. It trains and downloads nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from graphlib import CycleError
 from itertools import chain
+from typing import Any
 
+from rlcore.config import RewardTerm, to_dict
 from rlcore.errors import RlcoreError, StorageError
+from rlcore.rewards.trl_function import lacking
+from rlcore.rewards.user_function import columns_needed
 from rlcore.tasks.kinds.kind import IMPORT
-from rlcore.tasks.pipeline.budget import budget_errors, uncounted
-from rlcore.tasks.pipeline.column_checks import column_errors
+from rlcore.tasks.pipeline.budget import above_budget, budget_errors, uncounted
 from rlcore.tasks.pipeline.config_warnings import unread_data, unusual_values
 from rlcore.tasks.pipeline.curves import tool_errors
 from rlcore.tasks.pipeline.findings import Finding, key_of, refusal
@@ -34,15 +38,22 @@ from rlcore.tasks.pipeline.preset_checks import (
     evaluation_errors,
     stage_errors,
 )
-from rlcore.tasks.pipeline.reference_checks import promotion_reference_errors, reference_errors, unmeasured_line
-from rlcore.tasks.pipeline.row_findings import row_findings
+from rlcore.tasks.pipeline.reference_checks import (
+    first_prompts,
+    promotion_reference_errors,
+    reference_errors,
+    unmeasured_line,
+)
+from rlcore.tasks.pipeline.row_checks import row_findings
 from rlcore.tasks.pipeline.sizes import disk_summary, position_errors
-from rlcore.tasks.pipeline.time_plan import time_lines
 from rlcore.tasks.presets.error_collection import collect_error
-from rlcore.tasks.presets.graph import required_by
+from rlcore.tasks.presets.graph import evaluated_data, required_by
 from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.stages import data_of, rewards_of
 from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.cache import Record, StageCache
+from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.remembered import remembering
 from rlcore.tasks.store.settings import Home
 
@@ -159,3 +170,82 @@ def _sizes(
 def _evaluates(config: RunConfig, target: str) -> bool:
     """Return True if a stage of the pipeline is or needs an evaluation."""
     return target not in (*config.stages, "import_sft") and not target.startswith("prepare_")
+
+
+def column_errors(config: RunConfig, stages: Collection[str], *, is_evaluated: bool) -> Iterator[str]:
+    """Yield reward functions and verifiers that need a column which no row of their datasets has."""
+    for name in stages:
+        data = data_of(config.stages[name])
+        for place, term in enumerate(rewards_of(config.stages[name])):
+            yield from _errors(config, f"stages.{name}.rewards.{place}", term, data)
+    for place, verifier in enumerate(config.evaluation.verifiers if is_evaluated else ()):
+        yield from _errors(config, f"evaluation.verifiers.{place}", verifier.term, evaluated_data(config))
+
+
+def _errors(config: RunConfig, path: str, term: RewardTerm, data: Collection[str]) -> Iterator[str]:
+    """Yield the error of a term, unless the rows of one of its datasets are not known before the run."""
+    needed = columns_needed(term) if term.module else []
+    names = [name for name in data if not term.data or name in term.data]
+    if not needed or not all(name in config.data for name in names):
+        return
+    rows = [first_prompts(config.data[name]) for name in names]
+    columns = {column for found in rows for column in found.columns}
+    if all(found.count for found in rows) and (lacks := lacking(needed, columns, term.kind)):
+        yield f"{path}: {lacks[0]}; {lacks[1]}"
+
+
+# Settings that multiply the work of a stage: their ratio scales the time of an earlier run.
+_FACTORS = (
+    *("num_iterations", "prompts_per_iteration", "group_size", "num_samples", "max_new_tokens"),
+    *("num_steps", "num_epochs"),
+)
+_ALIKE = 10.0  # times the work: a larger or smaller run says little, because part of its time does not scale
+
+
+def time_lines(config: RunConfig, stages: Collection[str], home: Home) -> list[str]:
+    """Return a line on the time that the stages take, with those of unknown time, and warnings about the budget."""
+    found = {name: _seconds(config, name, StageCache(home.cache)) for name in stages}
+    known = {name: seconds for name, seconds in found.items() if seconds is not None}
+    unknown = f"unknown for {', '.join(name for name in found if name not in known)}" if len(known) < len(found) else ""
+    if not known:
+        return [f"time: {unknown}; none of them ran on this machine before"] if unknown else []
+    total = sum(known.values())
+    longest = sorted(known, key=lambda name: -known[name])[:3]
+    parts = ", ".join(f"{name} {_shown(known[name])}" for name in longest if known[name] >= 1)
+    line = f"time: about {_shown(total)}{parts and f' ({parts})'} by earlier runs on this machine"
+    return ["; ".join(filter(None, (line, unknown))), *above_budget(config, home, total)]
+
+
+def _seconds(config: RunConfig, name: str, cache: StageCache) -> float | None:
+    """Return the time of the newest run of a stage on this machine, scaled by its work; None if there is none."""
+    machine, settings = known_machine(config.hardware).facts, _settings(config, name)
+    records = [each for each in cache.records(name) if each.ingredients.get("machine") in (machine, {})]
+    alike = [each for each in records if 1 / _ALIKE <= _ratio(settings, each) <= _ALIKE]
+    last = max(alike, key=lambda each: each.created, default=None)
+    return None if last is None else last.seconds * _ratio(settings, last)
+
+
+def _settings(config: RunConfig, name: str) -> dict[str, Any]:
+    """Return the settings that decide the work of a stage, by dotted key; none of an import or of data."""
+    if name in config.stages:
+        return flatten(to_dict(config.stages[name].settings))
+    return flatten(to_dict(config.evaluation)) if name.startswith("evaluate_") else {}
+
+
+def _factor(settings: Mapping[str, Any]) -> float:
+    values = (value for key, value in settings.items() if key.rpartition(".")[2] in _FACTORS and value)
+    return math.prod(float(value) for value in values if isinstance(value, int | float))
+
+
+def _ratio(settings: Mapping[str, Any], record: Record) -> float:
+    """Return the work of these settings relative to that of an earlier run."""
+    config = record.ingredients.get("config", {})
+    before = _factor(flatten(config.get("stage") or config.get("evaluation") or {}))
+    return _factor(settings) / before if settings and before else 1.0
+
+
+def _shown(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

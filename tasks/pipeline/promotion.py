@@ -22,7 +22,7 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking import champion, registry
 from rlcore.tasks.tracking.champion import Grounds
-from rlcore.tasks.tracking.model_descriptions import refresh_cards
+from rlcore.tasks.tracking.model_card import refresh_cards
 from rlcore.tasks.tracking.registry import ModelVersion
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 

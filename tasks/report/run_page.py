@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.prefect_bridge import current_flow_run, report_link, report_markdown
 from rlcore.tasks.pipeline.stage_runs import PipelineRun
 from rlcore.tasks.presets.graph import contrasts, evaluated_data
+from rlcore.tasks.presets.key_reference import REQUIRED, Key, describe
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.report import run_data as data
 from rlcore.tasks.report import run_info as facts
 from rlcore.tasks.report.rollout_traces import rollout_traces
 from rlcore.tasks.report.run_info import Origin
-from rlcore.tasks.report.settings import from_defaults, from_preset
 from rlcore.tasks.store.approvers import read_approvers
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import code_version
@@ -237,3 +237,40 @@ def totals(lines: list[StageLine]) -> dict[str, float | None]:
         "memory_gib": max((line.memory_gib for line in lines if line.memory_gib is not None), default=None),
         "cost": sum(costs) if costs else None,
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Setting by its dotted name, with its value, and the value that it replaces; empty if it has none.
+
+    Values are TOML, as in :mod:`rlcore.tasks.presets.key_reference`.
+    """
+
+    name: str
+    value: str
+    other: str
+
+
+def from_defaults(config: RunConfig) -> list[Change]:
+    """Return the settings that a preset sets to other values than their defaults, or that have none."""
+    return [
+        Change(name=name, value=key.value, other="" if key.default == REQUIRED else key.default)
+        for name, key in _keys(config)
+        if key.value != key.default
+    ]
+
+
+def from_preset(config: RunConfig, base: RunConfig) -> list[Change]:
+    """Return the settings in which two presets differ; empty values for settings that one of them lacks."""
+    here, there = ({name: key.value for name, key in _keys(each)} for each in (config, base))
+    return [
+        Change(name=name, value=here.get(name, ""), other=there.get(name, ""))
+        for name in dict.fromkeys((*here, *there))
+        if name != "name" and here.get(name) != there.get(name)
+    ]
+
+
+def _keys(config: RunConfig) -> Iterator[tuple[str, Key]]:
+    for section in describe(config):
+        for key in section.keys:
+            yield f"{section.path}.{key.name}".lstrip("."), key

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import find_home
-from rlcore.tasks.tracking.errors import ignore_existing
 from rlcore.tasks.tracking.files import local_path
 from rlcore.tasks.tracking.mlflow_model import Package, write_package
 from rlcore.tasks.tracking.registry import ModelVersion, as_version
+from rlcore.tasks.tracking.retry import ignore_existing
 from rlcore.tasks.tracking.runs import RunTracker
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from rlcore.tasks.store.artifacts import MANIFEST
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home, find_home
 from rlcore.tasks.tracking.database import database_of, stored_version, stored_versions
-from rlcore.tasks.tracking.errors import none_if_missing
 from rlcore.tasks.tracking.mlflow_model import CLEANED, checkpoint_in, require_files, verified_checkpoint
+from rlcore.tasks.tracking.retry import none_if_missing
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from rlcore.errors import ServiceError, shown
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -90,3 +91,26 @@ def _pauses() -> Iterator[float]:
     while True:
         yield pause
         pause = min(2.0 * pause, _LONGEST)
+
+
+def none_if_missing(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+    """Return the result of ``read``, or None if MLflow has no such thing."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return read(*args, **kwargs)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+
+
+def ignore_existing(create: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Call ``create``; ignore that the resource exists already, perhaps created concurrently."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        create(*args, **kwargs)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise

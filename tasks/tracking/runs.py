@@ -12,6 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
@@ -19,23 +20,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlcore.tasks.store.artifacts import file_sha256
 from rlcore.tasks.store.background import BackgroundWriter
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.stops import is_continued
 from rlcore.tasks.tracking.database import make_database, require_made
-from rlcore.tasks.tracking.datasets import LoggedDataset, describe_dataset
-from rlcore.tasks.tracking.errors import ignore_existing, none_if_missing
 from rlcore.tasks.tracking.files import log_files
 from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
-from rlcore.tasks.tracking.retry import patient_client, retry_while_unavailable
+from rlcore.tasks.tracking.retry import ignore_existing, none_if_missing, patient_client, retry_while_unavailable
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Experiment, Metric, Run
+    from mlflow.entities import DatasetInput, Experiment, Metric, Run
 
     from rlcore.loop.curves import Tools
+
 
 logger = logging.getLogger(__name__)
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -315,3 +316,36 @@ class RunTracker:
     def _last_point(self, name: str) -> Metric | None:
         history = none_if_missing(self.client.get_metric_history, self.run_id, name) or ()
         return max(history, key=lambda point: point.step, default=None)
+
+
+_MAX_DIGEST = 36  # MLflow's limit in characters
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedDataset:
+    """Dataset in MLflow."""
+
+    name: str
+    digest: str
+
+
+def describe_dataset(path: Path, *, name: str, context: str) -> DatasetInput:
+    """Describe a Parquet file as a run's data: SHA-256 of its bytes, columns and row count; ``context``: its use.
+
+    MLflow truncates a digest to 36 characters; the tag ``sha256`` has all.
+    """
+    import pyarrow.parquet as parquet
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    digest = file_sha256(path)
+    described = parquet.read_metadata(path)
+    columns = [{"name": field.name, "type": str(field.type)} for field in parquet.read_schema(path)]
+    dataset = Dataset(
+        name=name,
+        digest=digest[:_MAX_DIGEST],
+        source_type="local",
+        source=json.dumps({"uri": path.name}),
+        schema=json.dumps({"columns": columns}),
+        profile=json.dumps({"num_rows": described.num_rows}),
+    )
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", context), InputTag("sha256", digest)])

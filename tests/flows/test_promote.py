@@ -16,17 +16,17 @@ from rlcore.errors import ConfigError, DataError, PromotionError
 from rlcore.flows.cli.app import main
 from rlcore.flows.presets import open_preset
 from rlcore.flows.run import run_promotion, run_rollback, run_targets
-from rlcore.tasks.kinds.promote.figures import (
+from rlcore.tasks.kinds.promote.step import (
     compared,
     compared_by_wins,
     comparison_digest,
     greedy_rows,
     judge_check,
     limits_of,
+    prompt_set,
     require_tasks,
     wins_of,
 )
-from rlcore.tasks.kinds.promote.step import prompt_set
 from rlcore.tasks.pipeline.pages import page_folder
 from rlcore.tasks.presets.promotion import OwnLimits, PromotionConfig
 from rlcore.tasks.store.artifacts import ArtifactRef

@@ -185,7 +185,7 @@ def test_the_code_of_ranks_is_counted_where_there_are_some() -> None:
     assert not any("rlcore.distributed.rank_pool" in modules for modules in closures("tiny").values())
     assert not any("rlcore.distributed.cluster.host" in modules for modules in found.values())
     on_ray = closures("tiny", "distributed.backend=ray")
-    assert {name for name, modules in on_ray.items() if "rlcore.distributed.cluster.sampler_actor" in modules} == {
+    assert {name for name, modules in on_ray.items() if "rlcore.distributed.cluster.host" in modules} == {
         *RL,
         "sft",
         "reward_model",

@@ -39,7 +39,7 @@ _STARTED: list[subprocess.Popen[str]] = []  # the warm process, where this worke
 # What a run imports, the last of it only when it is used.
 NEEDED = (
     "rlcore.flows.cli.app",
-    "rlcore.flows.post_train",
+    "rlcore.flows.flows",
     "tests.chaos.toy",
     "rlcore.tasks.pipeline.live_view",
     "rlcore.tasks.report.summary",

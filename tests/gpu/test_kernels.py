@@ -9,7 +9,7 @@ from transformers import LlamaConfig
 from rlcore.models.head_loss import fused_loss
 from rlcore.models.heads import ScalarHeadModel, score_values
 from rlcore.models.logprobs import chunked_logprobs, target_logprobs
-from rlcore.models.low_rank import low_rank_linear
+from rlcore.models.lora import low_rank_linear
 from rlcore.models.policy import score_sequences
 from rlcore.sampling.decoding import decode, sample_tokens
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION

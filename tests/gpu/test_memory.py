@@ -14,7 +14,7 @@ from rlcore.config import EngineConfig, SamplingConfig, UpdateConfig
 from rlcore.hardware.memory_plan import rl_footprint
 from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.models.policy import score_sequences
-from rlcore.models.size import model_size
+from rlcore.models.preview import model_size
 from rlcore.training.learner import Learner
 from tests.gpu import micro
 from tests.small_memory import room_for

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.services import logs
-from infra.services.logs import KEPT, rotate
+from infra.services import supervisor
+from infra.services.supervisor import KEPT, rotate
 from tests.processes import wait_for_line
 
 DAY = 86_400.0
@@ -26,7 +26,7 @@ for line in sys.stdin:
 def test_a_service_that_holds_its_log_open_goes_on_writing_to_the_emptied_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "MAX_BYTES", 100)
+    monkeypatch.setattr(supervisor, "MAX_BYTES", 100)
     log = tmp_path / "toy.log"
     with (
         log.open("ab") as file,

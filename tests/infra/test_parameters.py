@@ -10,9 +10,9 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import ValidationError, validate
 
 from infra.services.deployments import all_deployments, with_form
-from infra.services.parameters import closed, names_by_preset
+from infra.services.provision import closed, names_by_preset
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.flows.online_rl import online_rl
+from rlcore.flows.flows import online_rl
 from rlcore.flows.plan import preflight_lines
 from rlcore.flows.presets import open_preset
 from rlcore.tasks.store.settings import Home
@@ -23,7 +23,7 @@ DECISIONS, SIGNED = ("approve", "reject"), "-----BEGIN SSH SIGNATURE-----\nU1NI\
 
 def refusal(flow: str, **parameters: Any) -> str:
     """Reasons for which the server would refuse these parameters; empty where it would take them."""
-    function = getattr(importlib.import_module(f"flows.{flow}"), flow)
+    function = getattr(importlib.import_module("flows.flows"), flow)
     schema = closed(dict(parameter_schema(function)), NAMES)
     if algorithm := parameters.get("algorithm"):
         schema = with_form(schema, algorithm)
@@ -97,7 +97,7 @@ def test_a_deployment_of_an_algorithm_runs_it_with_its_own_parameters(
     algorithm: str, home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[Any] = []
-    monkeypatch.setattr("rlcore.flows.online_rl.run_targets", lambda *given: ran.append(given))
+    monkeypatch.setattr("rlcore.flows.flows.run_targets", lambda *given: ran.append(given))
     keys = {"learning_rate": 2e-5, "update": {"objective": {"weighting": "sequence_sum"}}, "kl": None}
     assert refusal("online_rl", **RL[algorithm], keys={**keys, "kl": {}}) == ""
     online_rl.fn(**RL[algorithm], keys=keys, overrides=("seed=7",))

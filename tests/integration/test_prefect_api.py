@@ -24,7 +24,7 @@ from prefect.states import Cancelling, Completed, Crashed, Failed, Late, Pending
 
 from infra.services import automations
 from rlcore.errors import TrainingError
-from rlcore.tasks.pipeline import reconciliation, run_messages
+from rlcore.tasks.pipeline import reconciliation
 from rlcore.tasks.pipeline.events import SNAPSHOT, STOPPED, emit_findings, emit_snapshot
 from rlcore.tasks.pipeline.leases import crash_flow_run, hold_lease, recover_dead_runs
 from rlcore.tasks.pipeline.prefect_bridge import (
@@ -35,8 +35,7 @@ from rlcore.tasks.pipeline.prefect_bridge import (
     report_table,
     task,
 )
-from rlcore.tasks.pipeline.reconciliation import HEAL, look, reconcile
-from rlcore.tasks.pipeline.run_messages import CRASHED, FAILED, MISSED, report_missed
+from rlcore.tasks.pipeline.reconciliation import CRASHED, FAILED, HEAL, MISSED, look, reconcile, report_missed
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, write_json
@@ -301,7 +300,7 @@ def test_a_run_of_any_deployment_that_failed_or_crashed_for_good_is_told_once(
     failed = pool(Pending(), Running(), Failed(message="DataError: row 3 lacks 'prompt'"), tags=())
     crashed = pool(Pending(), Running(), Crashed(message="exit code 137"), tags=())
     pool(Pending(), Running(), Completed())
-    monkeypatch.setattr(run_messages, "_SETTLED", timedelta(0))
+    monkeypatch.setattr(reconciliation, "_SETTLED", timedelta(0))
     for _ in range(2):
         look(home, pool="toy-pool", worker="local", started=datetime.now(UTC))
     with get_client(sync_client=True) as client:

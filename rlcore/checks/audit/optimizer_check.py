@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlcore.checks.audit.gradients import GradientChecker
-from rlcore.checks.audit.numbers import Numbers, local_part
 from rlcore.config import OptimConfig, RlConfig
 from rlcore.distributed.ranks import is_shard
+from rlcore.distributed.sharded import is_single_process
 from rlcore.models.lora import AdaptedModel, MergedState
+from rlcore.seeding import generator, shuffled
 from rlcore.training.learner import Learner
 from rlcore.training.optim import parameters_of
 
@@ -284,3 +284,142 @@ def _steps_of(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Paramete
 
 def _same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     return len(one) == len(other) and all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+_COUNT = 64  # entries per tensor, up to twice that number
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Numbers:
+    """Entries of several tensors at regular distances from a random start."""
+
+    parameters: tuple[nn.Parameter, ...]
+    slices: tuple[slice, ...]
+    counts: tuple[int, ...]
+
+    @classmethod
+    def drawn(cls, parameters: Sequence[nn.Parameter], *, seed: int) -> Numbers:
+        stream = generator(seed, "numbers of a step")
+        draws = torch.rand(len(parameters), generator=stream, dtype=torch.float64).tolist()
+        sizes = [local_part(p).numel() for p in parameters]
+        slices = []
+        for draw, size in zip(draws, sizes, strict=True):
+            apart = max(1, size // _COUNT)
+            slices.append(slice(int(draw * apart), size, apart))
+        counts = [len(range(size)[each]) for size, each in zip(sizes, slices, strict=True)]
+        return cls(parameters=tuple(parameters), slices=tuple(slices), counts=tuple(counts))
+
+    def numbers(self, of: Sequence[Tensor] | None = None) -> Tensor:
+        """Return the entries as one vector, float64 on the CPU; ``of``: read other tensors of the same shapes."""
+        tensors = self.parameters if of is None else of
+        entries = [local_part(each).flatten()[index] for each, index in zip(tensors, self.slices, strict=True)]
+        return torch.cat(entries).double().cpu()
+
+    def differing(self, numbers: Tensor) -> list[int]:
+        """Return the indices of the tensors whose entries differ from ``numbers``."""
+        pairs = zip(*(torch.split(each, list(self.counts)) for each in (self.numbers(), numbers)), strict=True)
+        return [index for index, (now, then) in enumerate(pairs) if not torch.equal(now, then)]
+
+    def worst(self, found: Tensor, expected: Tensor, start: Tensor) -> tuple[nn.Parameter, float, float, float] | None:
+        """Return the tensor with the largest error: its actual and expected change, and the error; or None.
+
+        Rounding explains a sum of a weight and its step that is off by half a unit in the last place.
+        """
+        wrong = list[tuple[float, nn.Parameter, float, float, float]]()
+        columns = [torch.split(each, list(self.counts)) for each in (found, expected, start)]
+        for parameter, now, wanted, then in zip(self.parameters, *columns, strict=True):
+            distance, size = float((now - wanted).norm()), float((wanted - then).norm())
+            bound = 1e-2 * size + 2.5e-7 * float(wanted.norm())
+            if not distance <= bound:
+                wrong.append((distance / max(bound, 1e-30), parameter, float((now - then).norm()), size, distance))
+        return max(wrong, key=lambda row: row[0])[1:] if wrong else None
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the tensor, or this rank's shard of it, detached."""
+    found: Tensor = tensor.to_local() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
+    return found.detach()
+
+
+_TENSORS = 32  # tensors compared between backward pass and step
+_NUMBERS = 256  # entries per tensor
+_CLOSE = 1e-3
+
+
+class GradientChecker:
+    """Checker that compares gradients of random tensors after the backward passes and before the step.
+
+    The gradients may differ by one common factor, that of clipping; it is 1 if the norm is within its limit. For a
+    sharded model, or on several ranks, gradients are sums over ranks, so only the norm is checked.
+    """
+
+    def __init__(self, learner: Learner, names: Mapping[int, str]) -> None:
+        self._learner, self._names, self._draws = learner, names, 0
+        self._raw: dict[int, Tensor] = {}
+        self._chosen: dict[int, set[int]] = {}
+        for optimizer in learner.optimizers if is_single_process(learner.policy) else ():
+            self.forget(optimizer)
+            for parameter in _whole(optimizer):
+                parameter.register_post_accumulate_grad_hook(partial(self._keep, id(optimizer)))  # type: ignore[no-untyped-call]
+
+    def forget(self, optimizer: torch.optim.Optimizer) -> None:
+        """Choose other tensors of this optimizer after a step."""
+        learning = _whole(optimizer)
+        for parameter in learning:
+            self._raw.pop(id(parameter), None)
+        self._draws += 1
+        order = shuffled(len(learning), self._draws, "tensors of a step")[:_TENSORS]
+        self._chosen[id(optimizer)] = {id(learning[index]) for index in order}
+
+    def errors(self, optimizer: torch.optim.Optimizer, learning: Sequence[nn.Parameter]) -> list[str]:
+        """Return the errors of the gradient of the coming step."""
+        learner = self._learner
+        if not is_single_process(learner.policy) or not learning:
+            return []
+        own = {id(p) for p in learner.value_module.parameters()} if learner.value_module is not None else set()
+        parts = [[p for p in learning if (id(p) in own) == is_critics] for is_critics in (False, True)]
+        update = learner.config.update.optim
+        bounds = (update.max_grad_norm, (learner.config.critic.optim or update).max_grad_norm)
+        pairs = zip(parts, bounds, strict=True)
+        chosen = self._chosen[id(optimizer)]
+        return [error for part, bound in pairs if part and (error := self._error(part, chosen, bound))]
+
+    def _error(self, learning: Sequence[nn.Parameter], chosen: Collection[int], bound: float) -> str:
+        norms = torch._foreach_norm([p.grad for p in learning if p.grad is not None])
+        norm = float(torch.stack([each.double() for each in norms]).norm())
+        if norm > bound * 1.01 + 1e-6:
+            return f"a step has a gradient of norm {norm:.3g}; the clipping limit is {bound:g}"
+        followed = [p for p in learning if id(p) in chosen]
+        for parameter in followed:
+            if id(parameter) not in self._raw:
+                return f"the gradient of {self._names.get(id(parameter), 'a tensor')} comes from no backward pass"
+        if not followed:
+            return ""
+        scale = self._learner.loss_scale.value
+        raw = [self._raw[id(p)].double().cpu() / scale for p in followed]
+        now = [_slice(p.grad).double().cpu() for p in followed]
+        power = sum(float(each @ each) for each in raw)
+        if not power:
+            return ""
+        factor = sum(float(one @ other) for one, other in zip(raw, now, strict=True)) / power
+        for parameter, one, other in zip(followed, raw, now, strict=True):
+            if float((other - factor * one).norm()) > _CLOSE * float(other.norm()) + 1e-12:
+                name = self._names.get(id(parameter), "a tensor")
+                return f"the gradient of {name} changed between backward pass and step, others did not"
+        is_whole, is_cut = abs(factor - 1.0) <= _CLOSE, 0.0 < factor < 1.0 and norm >= 0.98 * bound
+        if is_whole or is_cut:
+            return ""
+        return f"a step has {factor:.3g} times the gradient of its backward passes, without need for clipping"
+
+    def _keep(self, optimizer: int, parameter: Tensor) -> None:
+        if id(parameter) in self._chosen[optimizer]:
+            self._raw[id(parameter)] = _slice(parameter.grad).clone()
+
+
+def _whole(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [parameter for parameter in parameters_of(optimizer) if not is_shard(parameter)]
+
+
+def _slice(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return tensor.detach().flatten()[:_NUMBERS]

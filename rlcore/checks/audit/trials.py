@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rlcore.checks.audit.drawn_numbers import with_drawn_numbers
 from rlcore.checks.audit.loss_formula import (
     Tokens,
     is_marginal,
@@ -28,9 +28,10 @@ from rlcore.checks.audit.loss_formula import (
 )
 from rlcore.checks.audit.passes import backbones, in_float32, picked, plain_logprobs, plain_values
 from rlcore.checks.audit.reference_impl import AlgorithmSpec, token_weights
+from rlcore.config import RlConfig
 from rlcore.distributed.ranks import is_shard
 from rlcore.hardware.precision import compute_dtype
-from rlcore.seeding import derive_seed, shuffled
+from rlcore.seeding import derive_seed, generator, shuffled
 from rlcore.text.packing import TokenSequence
 from rlcore.training.learner import Learner
 from rlcore.types import TrainingSample
@@ -298,3 +299,37 @@ def _compared(learner: Learner, seed: int) -> Iterator[tuple[str, nn.Parameter]]
 def _flat(gradient: Tensor | None, parameter: nn.Parameter) -> Tensor:
     found = torch.zeros_like(parameter) if gradient is None else gradient
     return found.detach().flatten().double().cpu()
+
+
+def with_drawn_numbers(
+    sample: TrainingSample, own: Sequence[int], logprobs: Tensor, config: RlConfig, row: AlgorithmSpec, *, seed: int
+) -> TrainingSample:
+    """Return a sample with random numbers for the tokens at ``own``; ``logprobs``: their current log-probabilities."""
+    draws, count, positions = generator(seed), len(own), torch.tensor(own)
+    known = logprobs.detach().float().cpu()
+    clip = config.critic.clip_range or 0.2
+    columns = {
+        "advantages": torch.randn(count, generator=draws),
+        "old_logprobs": _drawn_old(known, row, draws).clamp(max=-1e-4),
+        "ref_logprobs": (known + torch.rand(count, generator=draws) - 0.5).clamp(max=-1e-4),
+        "values": sample.values[positions] + 3.0 * clip * (torch.rand(count, generator=draws) * 2.0 - 1.0),
+        "returns": sample.returns[positions] + torch.randn(count, generator=draws),
+    }
+    made: dict[str, Any] = {
+        name: (known_column := getattr(sample, name)).index_copy(0, positions, new.to(known_column))
+        for name, new in columns.items()
+    }
+    return replace(sample, **made)
+
+
+def _drawn_old(known: Tensor, row: AlgorithmSpec, draws: torch.Generator) -> Tensor:
+    """Return log-probabilities of an old policy, at distances from the policy around the clipping bounds."""
+    each, together = (torch.rand(size, generator=draws) * 2.0 - 1.0 for size in (len(known), 1))
+    bound = 0.3 if row.surrogate in ("sapo", "unclipped") else min(0.3, max(row.low, row.high))
+    if row.surrogate == "dppo_tv":
+        return (known.exp() + 3.0 * bound * each).clamp(min=1e-4, max=1.0).log()
+    if row.ratio == "token":
+        return known - 4.0 * bound * each
+    if row.ratio == "sequence":
+        return known - 2.0 * bound * together - bound * each
+    return known - 3.0 * bound * together / max(1, len(known))

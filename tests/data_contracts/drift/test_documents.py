@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 from rlcore.data_contracts.drift.comparison import ColumnDrift, DriftLimits, compare_columns
-from rlcore.data_contracts.drift.documents import design_effect, group_effect
-from rlcore.data_contracts.drift.sketches import Sketch, sketch
+from rlcore.data_contracts.drift.sketches import Sketch, design_effect, group_effect, sketch
 
 
 def effect(places: np.ndarray) -> float:

@@ -14,7 +14,7 @@ import pytest
 from rlcore.data_contracts.adapters.table import own_preferences, own_ranked_sets
 from rlcore.data_contracts.drift.comparison import DriftLimits, by_chance
 from rlcore.data_contracts.errors import ContractError
-from rlcore.data_contracts.gate import kept_rows, scan, stream
+from rlcore.data_contracts.gate import data_gate, stream
 from rlcore.data_contracts.gate.reading import read_source, source_of
 from rlcore.data_contracts.gate.stream import RowStream
 from tests.data_contracts.gate.gating import Gated, gate_rows, gate_source
@@ -71,7 +71,7 @@ def test_the_rows_of_a_line_stay_together_and_are_found_by_their_line(monkeypatc
 
 
 def test_more_refused_rows_than_are_listed_are_all_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan, "MAX_LISTED", 3)
+    monkeypatch.setattr(data_gate, "MAX_LISTED", 3)
     bad = [{**row, "chosen": ""} for row in rows()[:40]]
     result = gate_rows([*rows()[:20], *({**row, "pair_id": f"b{row['pair_id']}"} for row in bad)])
     assert result.report.quarantined == 40 + 2
@@ -81,7 +81,7 @@ def test_more_refused_rows_than_are_listed_are_all_counted(monkeypatch: pytest.M
 
 def test_a_few_rows_of_many_are_sketched_those_of_whole_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = gated().report.sketches["source"]["counts"]
-    monkeypatch.setattr(kept_rows, "MAX_SKETCHED", 9)
+    monkeypatch.setattr(data_gate, "MAX_SKETCHED", 9)
     some = gated().report
     assert 0 < some.sketches["source"]["counts"]["t"] < whole["t"] == 10
     assert sum(some.sketches["prompt_tokens"]["counts"]) == some.sketches["source"]["counts"]["t"]
@@ -90,7 +90,7 @@ def test_a_few_rows_of_many_are_sketched_those_of_whole_prompts(monkeypatch: pyt
 
 @pytest.mark.parametrize("bins", [27, 1_024])
 def test_as_many_rows_are_sketched_as_make_the_bounds_of_chance_small(bins: int) -> None:
-    counts = np.full(bins, kept_rows.MAX_SKETCHED // bins, dtype=float)
+    counts = np.full(bins, data_gate.MAX_SKETCHED // bins, dtype=float)
     chance = by_chance(counts, counts, DriftLimits().chance)
     assert max(chance.psi - chance.mean_psi, chance.ks) < 0.05 <= DriftLimits().warn_psi / 2
 

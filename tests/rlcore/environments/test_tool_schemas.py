@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlcore.environments.base import ParsedCall, ToolOutput
 from rlcore.environments.calculator import CalculatorTool
-from rlcore.environments.tool_schemas import text_argument, tool_schema
+from rlcore.environments.episodes import text_argument, tool_schema
 
 
 def test_a_tool_of_text_has_one_argument_and_says_what_it_does() -> None:

@@ -38,7 +38,7 @@ from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import add_lora
 from rlcore.models.policy import completion_loss, completion_states
-from rlcore.models.size import model_size
+from rlcore.models.preview import model_size
 from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.text.packing import TokenSequence, pack
 from rlcore.training.learner import Learner

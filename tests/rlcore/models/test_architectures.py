@@ -21,7 +21,7 @@ from rlcore.models.logprob_check import check_model
 from rlcore.models.lora import MergedState, add_lora
 from rlcore.models.model_validation import read_config
 from rlcore.models.policy import completion_logprobs
-from rlcore.models.size import model_size
+from rlcore.models.preview import model_size
 from rlcore.models.stored_weights import require_weights
 from rlcore.models.weight_names import to_checkpoint_names
 from rlcore.sampling.base import SamplingParams

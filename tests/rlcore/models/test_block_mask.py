@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
-from rlcore.models import block_mask as module
-from rlcore.models.block_mask import block_mask
+from rlcore.models import tree_attention as module
+from rlcore.models.tree_attention import block_mask
 from rlcore.text.packing import tree_mask
 from tests.largest_tensor import LargestTensor
 from tests.rlcore.models.test_tree_attention import segments

@@ -15,7 +15,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from rlcore.hardware.precision import set_compute_dtype
-from rlcore.models.low_rank import low_rank_linear
+from rlcore.models.lora import low_rank_linear
 from rlcore.models.policy import completion_logprobs
 from rlcore.models.tree_attention import layout_of, tree_attention_forward
 from rlcore.sampling.decoding import decode, sample_tokens

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.models.low_rank import low_rank_linear
+from rlcore.models.lora import low_rank_linear
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]
 

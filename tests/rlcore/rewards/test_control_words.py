@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rlcore.rewards.control_words import neutralize
+from rlcore.rewards.judge import neutralize
 from rlcore.types import Rollout
 from tests.judge_server import Server, make_judge
 from tests.quick import within_seconds

@@ -12,15 +12,16 @@ import pytest
 
 from rlcore.errors import ConfigError
 from rlcore.rewards.language import (
+    LANGUAGES,
     SCRIPTS,
     STOP_WORDS,
     LanguageOptions,
     LanguageReward,
     is_other_language,
     main_script,
+    open_identifier,
     script_fraction,
 )
-from rlcore.rewards.language_identifier import LANGUAGES, open_identifier
 from rlcore.types import Message, Rollout
 from tests.rlcore.rewards.answers_in_languages import ANSWERS
 

@@ -17,8 +17,16 @@ import torch
 
 from rlcore.config import JudgeConfig
 from rlcore.errors import ConfigError, RewardError
-from rlcore.rewards.pair_endpoint import EndpointPairJudge, PairJudgeOptions, parse_verdict, verdict_regex
-from rlcore.rewards.pair_judge import FunctionPairJudge, RewardModelPairJudge, judge_both_orders, make_pair_judge
+from rlcore.rewards.pair_judge import (
+    EndpointPairJudge,
+    FunctionPairJudge,
+    PairJudgeOptions,
+    RewardModelPairJudge,
+    judge_both_orders,
+    make_pair_judge,
+    parse_verdict,
+    verdict_regex,
+)
 from rlcore.rewards.pairs import Pair
 from rlcore.types import Message
 from tests.judge_server import Server, serving

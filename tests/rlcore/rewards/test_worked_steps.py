@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.errors import ConfigError
-from rlcore.rewards.math_answer import MathOptions, MathReward
-from rlcore.rewards.worked_steps import is_valid_derivation
+from rlcore.rewards.math_answer import MathOptions, MathReward, is_valid_derivation
 from rlcore.types import Rollout
 from tests.quick import within_seconds
 

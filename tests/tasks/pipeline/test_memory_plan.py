@@ -12,8 +12,8 @@ from transformers import AutoConfig, LlamaConfig
 from rlcore.errors import ConfigError
 from rlcore.flows.plan import plan_run
 from rlcore.flows.presets import open_preset
+from rlcore.models.preview import model_size
 from rlcore.models.scratch import make_model, make_tokenizer
-from rlcore.models.size import model_size
 from rlcore.tasks.pipeline.memory_plan import checked, memory_lines, needs_of
 from rlcore.tasks.pipeline.model_facts import model_facts
 from rlcore.tasks.presets.run import RunConfig

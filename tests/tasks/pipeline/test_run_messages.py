@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 from prefect.client.schemas.objects import FlowRun
 
-from rlcore.tasks.pipeline.run_messages import missed_runs
+from rlcore.tasks.pipeline.reconciliation import missed_runs
 
 NIGHT, NIGHTLY, HOURLY = datetime(2026, 1, 1, 2, tzinfo=UTC), uuid4(), uuid4()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.flows.presets import open_preset
-from rlcore.tasks.pipeline.time_plan import time_lines
+from rlcore.tasks.pipeline.preflight import time_lines
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import Record, StageCache
 from rlcore.tasks.store.settings import Home

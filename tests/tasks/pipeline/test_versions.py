@@ -15,7 +15,7 @@ import pytest
 
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
-from rlcore.tasks.pipeline import versions as module
+from rlcore.tasks.pipeline import key_inputs as module
 from rlcore.tasks.pipeline.cache_keys import explain_miss
 from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.store.artifacts import ArtifactRef

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlcore.tasks.presets.run import RunConfig, load_preset
-from rlcore.tasks.report.settings import from_defaults, from_preset
+from rlcore.tasks.report.run_page import from_defaults, from_preset
 
 TINY = Path(__file__).resolve().parents[3] / "flows" / "presets" / "tiny.toml"
 

@@ -8,7 +8,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, RESOURCE_ALREADY_EXISTS, RESOURCE_DOES_NOT_EXIST
 
-from rlcore.tasks.tracking.errors import ignore_existing, none_if_missing
+from rlcore.tasks.tracking.retry import ignore_existing, none_if_missing
 
 
 def refusing(code: int) -> Callable[..., str]:

@@ -9,8 +9,7 @@ from huggingface_hub import ModelCard
 
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.lineage import read_records
-from rlcore.tasks.tracking.model_card import body_of, write_cards
-from rlcore.tasks.tracking.model_descriptions import refresh_cards
+from rlcore.tasks.tracking.model_card import body_of, refresh_cards, write_cards
 from rlcore.tasks.tracking.registry import ModelVersion, find_number, set_tags
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 from tests.registered import register_toy

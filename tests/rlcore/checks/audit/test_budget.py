@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlcore.checks.audit.budget import TimeBudget
+from rlcore.checks.audit.audit import TimeBudget
 
 
 class Clock:

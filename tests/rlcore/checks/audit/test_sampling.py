@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from rlcore.checks.audit.draws import NUM_BETS, SamplingTest
 from rlcore.checks.audit.features import features_of
-from rlcore.checks.audit.sampling import NUM_BETS, SamplingTest
 
 EOS = 3
 BOUND = math.log(1e6)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlcore.distributed.cluster.connection import connected
+from rlcore.distributed.cluster.ray_cluster import connected
 from tests.rlcore.distributed.cluster.fake_ray import FakeRay
 from tests.rlcore.distributed.cluster.placed import placement
 

@@ -16,7 +16,7 @@ from rlcore.evaluation.intervals import accuracy
 from rlcore.evaluation.promotion import PairedMetric, PromotionRule, decide
 from rlcore.extras import install_command
 from rlcore.tasks.kinds.benchmark.step import metrics_of, run_benchmark, summarize, task_files
-from rlcore.tasks.kinds.promote.figures import asked_both
+from rlcore.tasks.kinds.promote.step import asked_both
 
 
 def records(*values: float, task: str = "sums", text: str = "a") -> pd.DataFrame:

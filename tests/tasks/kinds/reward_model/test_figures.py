@@ -7,8 +7,8 @@ import torch
 
 from rlcore.metrics import check_names
 from rlcore.strict_config import build
-from rlcore.tasks.kinds.reward_model.figures import HeldOut, held_out_figures, suspects_table
 from rlcore.tasks.kinds.reward_model.page import render
+from rlcore.tasks.kinds.reward_model.step import HeldOut, held_out_figures, suspects_table
 from rlcore.tasks.steps.rows import PairRow
 from rlcore.training.label_audit import SuspectLabel
 from rlcore.training.preferences import TokenPair, different_sequences
