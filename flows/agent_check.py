@@ -14,8 +14,7 @@ from rlcore.strict_config import config_error
 from rlcore.tasks.kinds.kind import stage_of_checkpoint
 from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.pipeline.plan import recorded_refs
-from rlcore.tasks.presets.graph import start_of
-from rlcore.tasks.presets.stages import reward_models_of
+from rlcore.tasks.presets.graph import reward_models_of, start_of
 from rlcore.tasks.steps.agents import agent_errors
 from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.store.artifacts import ArtifactStore

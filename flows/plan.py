@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from rlcore.errors import RlcoreError
 from rlcore.flows.presets import open_draft
+from rlcore.tasks.presets.graph import terms_of
 from rlcore.tasks.presets.run import Draft, RunConfig, validated
-from rlcore.tasks.presets.stages import terms_of
 from rlcore.tasks.store.settings import Home, find_home
 
 if TYPE_CHECKING:

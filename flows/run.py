@@ -29,9 +29,8 @@ from rlcore.tasks.pipeline.promotion import (
 )
 from rlcore.tasks.pipeline.retrain import Retraining, lineage_of, page_of, recipe_of
 from rlcore.tasks.pipeline.run import Report, run_pipeline
-from rlcore.tasks.presets.promotion import PromotionConfig
-from rlcore.tasks.presets.retrain import RetrainConfig
 from rlcore.tasks.presets.run import RunConfig, read_chain
+from rlcore.tasks.presets.settings import PromotionConfig, RetrainConfig
 from rlcore.tasks.report.run_info import Origin
 from rlcore.tasks.report.run_page import publish_report
 from rlcore.tasks.store.artifacts import ArtifactRef

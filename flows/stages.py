@@ -13,10 +13,9 @@ from rlcore.tasks.kinds.kind import Stage, preset_stage, stages_of_data
 from rlcore.tasks.kinds.promote.kind import promote_stages
 from rlcore.tasks.kinds.reward_gate.kind import reward_gate_stage
 from rlcore.tasks.kinds.rl.kind import RlStage, rl_stage
-from rlcore.tasks.presets.graph import checkpoints, registered_starts, stage_order
-from rlcore.tasks.presets.promotion import PromotionConfig
+from rlcore.tasks.presets.graph import checkpoints, data_of, registered_starts, stage_order
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import data_of
+from rlcore.tasks.presets.settings import PromotionConfig
 from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.steps.external import needed_reward_models
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from rlcore.flows.presets import FOLDER, open_draft
 from rlcore.metrics import render
-from rlcore.tasks.presets.pages import as_markdown
+from rlcore.tasks.presets.graph import named_start
+from rlcore.tasks.presets.key_reference import as_markdown
 from rlcore.tasks.presets.peers import KINDS, PEERS, peer_keys
-from rlcore.tasks.presets.stages import named_start
 
 ROOT = Path(__file__).resolve().parents[1]
 FAULTS = ROOT / "benchmarks" / "results" / "faults.jsonl"

@@ -1,6 +1,6 @@
 """Strict construction of frozen dataclasses from nested mappings; every error names the path of its key.
 
-A type carries its bounds (``Annotated[int, AtLeast(1)]``). ``__post_init__`` checks conditions on several fields and
+A type carries its bounds (``Annotated[int, at_least(1)]``). ``__post_init__`` checks conditions on several fields and
 raises a :class:`ConfigError` with one line per error. A table may be one of several dataclasses (:class:`OneOf`), and
 a dataclass may include the keys of another (``field(metadata=INLINE)``).
 """
@@ -31,52 +31,98 @@ TYPE_NAMES: Mapping[type, str] = {str: "string", int: "integer", float: "float",
 
 
 @dataclass(frozen=True)
-class AtLeast:
-    """Bound: value >= ``low``."""
+class Bound:
+    """Limit of a number: its words in a message, and its limits by their names in JSON Schema."""
 
-    low: float
+    text: str
+    limits: tuple[tuple[str, float], ...]
 
-    def error(self, value: float) -> str:
-        return "" if value >= self.low else f"must be at least {self.low}"
-
-
-@dataclass(frozen=True)
-class Above:
-    """Bound: value > ``low``."""
-
-    low: float
-
-    def error(self, value: float) -> str:
-        return "" if value > self.low else f"must be greater than {self.low}"
+    def holds(self, value: float) -> bool:
+        """Return True if a value is within the limits."""
+        return all(_TESTS[name](value, limit) for name, limit in self.limits)
 
 
-@dataclass(frozen=True)
-class Below:
-    """Bound: value < ``high``."""
-
-    high: float
-
-    def error(self, value: float) -> str:
-        return "" if value < self.high else f"must be less than {self.high}"
+_TESTS: Mapping[str, Callable[[float, float], bool]] = {
+    "minimum": operator.ge,
+    "exclusiveMinimum": operator.gt,
+    "exclusiveMaximum": operator.lt,
+    "maximum": operator.le,
+}
 
 
-@dataclass(frozen=True)
-class Between:
-    """Bound: ``low`` <= value <= ``high``."""
-
-    low: float
-    high: float
-
-    def error(self, value: float) -> str:
-        return "" if self.low <= value <= self.high else f"must be between {self.low} and {self.high}"
+def at_least(low: float) -> Bound:
+    """Return the bound value >= ``low``."""
+    return Bound(f"at least {low}", (("minimum", low),))
 
 
-@dataclass(frozen=True)
+def above(low: float) -> Bound:
+    """Return the bound value > ``low``."""
+    return Bound(f"greater than {low}", (("exclusiveMinimum", low),))
+
+
+def below(high: float) -> Bound:
+    """Return the bound value < ``high``."""
+    return Bound(f"less than {high}", (("exclusiveMaximum", high),))
+
+
+def between(low: float, high: float) -> Bound:
+    """Return the bound ``low`` <= value <= ``high``."""
+    return Bound(f"between {low} and {high}", (("minimum", low), ("maximum", high)))
+
+
+Scalar = str | int | float | bool
+
+PositiveInt = Annotated[int, at_least(1)]
+NonNegativeInt = Annotated[int, at_least(0)]
+PositiveFloat = Annotated[float, above(0.0)]
+NonNegativeFloat = Annotated[float, at_least(0.0)]
+Duration = Annotated[float, above(0.0), below(1e6)]  # in seconds or minutes; clocks and locks have a largest wait
+Fraction = Annotated[float, between(0.0, 1.0)]
+Decay = Annotated[float, at_least(0.0), below(1.0)]  # of a running average
+
+
+@dataclass(frozen=True, eq=False)
 class OneOf:
     """A table built as one of the dataclasses ``kinds``, which the value of ``key`` selects."""
 
     key: str
     kinds: Mapping[str, type]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Parts of a type of settings.
+
+    ``of``: the values of a ``choice``, the type of the items of a ``list`` or ``mapping``, the dataclass of a
+    ``table``, a :class:`OneOf`, or the types that a ``scalar`` may have. Only scalars have bounds.
+    """
+
+    form: Literal["choice", "list", "mapping", "table", "one of", "scalar"]
+    of: tuple[Any, ...]
+    bounds: tuple[Bound, ...] = ()
+    is_optional: bool = False
+
+
+@functools.cache
+def shape_of(kind: Any) -> Shape:
+    """Return the parts of a type of settings."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        if isinstance(arguments[1], OneOf):
+            return Shape("one of", arguments[1:])
+        return dataclasses.replace(shape_of(arguments[0]), bounds=arguments[1:])
+    if types.NoneType in arguments:
+        inner = functools.reduce(operator.or_, (each for each in arguments if each is not types.NoneType))
+        return dataclasses.replace(shape_of(inner), is_optional=True)
+    if dataclasses.is_dataclass(kind):
+        return Shape("table", (kind,))
+    if origin is Literal:
+        return Shape("choice", arguments)
+    if origin is tuple:
+        return Shape("list", arguments[:1])
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return Shape("mapping", arguments[1:])
+    return Shape("scalar", arguments or (kind,))
 
 
 class _Errors(list[str]):
@@ -85,6 +131,11 @@ class _Errors(list[str]):
     def __init__(self, hint: Hint, top: Sequence[str]) -> None:
         super().__init__()
         self._hint, self._top = hint, top
+
+    def wrong(self, kind: Any, path: str, value: object, text: str) -> Any:
+        """Add the error of a value, and return one that stands in for it."""
+        self.append(f"{path} = {value!r}: {text}")
+        return _stand_in(kind)
 
     def hint(self, path: str, value: object) -> str:
         """Return what a key means where it is none: the caller's hint, or a key of that name at the top."""
@@ -146,68 +197,75 @@ def to_dict(value: Any) -> Any:
 
 
 def _build(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
-    origin = typing.get_origin(kind)
-    if origin is Annotated:
-        return _build_bounded(kind, value, path, errors)
-    if dataclasses.is_dataclass(kind):
-        return _build_dataclass(typing.cast(type, kind), value, path, errors)
-    if origin in (typing.Union, types.UnionType) and types.NoneType in typing.get_args(kind):
-        return None if value is None else _build(_without_none(kind), value, path, errors)
-    if origin is Literal:
-        return _build_literal(kind, value, path, errors)
-    if origin is tuple:
-        return _build_tuple(kind, value, path, errors)
-    if origin is not None and issubclass(origin, Mapping):
-        return _build_mapping(kind, value, path, errors)
-    return _build_scalar(kind, value, path, errors)
+    shape = shape_of(kind)
+    if value is None and shape.is_optional:
+        return None
+    if shape.form in ("one of", "table", "mapping") and not isinstance(value, Mapping):
+        meant = errors.hint(path, value) if shape.form == "table" else ""
+        return errors.wrong(kind, path or "preset", value, "must be a table" + (f"; {meant}" if meant else ""))
+    match shape.form:
+        case "scalar":
+            return _build_scalar(shape, kind, value, path, errors)
+        case "one of":
+            return _build_one_of(shape.of[0], value, path, errors)
+        case "table":
+            return _build_table(shape.of[0], value, path, errors)
+        case "mapping":
+            built = {key: _build(shape.of[0], item, f"{path}.{key}", errors) for key, item in value.items()}
+            return {key: item for key, item in built.items() if item is not None}
+        case "list" if isinstance(value, list | tuple):
+            items = [_build(shape.of[0], item, f"{path}.{place}", errors) for place, item in enumerate(value)]
+            return tuple(item for item in items if item is not None)
+        case "list":
+            return errors.wrong(kind, path, value, "must be a list")
+        case "choice" if value not in shape.of:
+            near = _nearest(value, (each for each in shape.of if isinstance(each, str)))
+            return errors.wrong(kind, path, value, f"must be one of {', '.join(map(repr, shape.of))}{near}")
+    return value
 
 
-def _build_bounded(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
-    inner, *bounds = typing.get_args(kind)
-    if isinstance(bounds[0], OneOf):
-        return _build_one_of(bounds[0], value, path, errors)
-    before = len(errors)
-    built = _build(inner, value, path, errors)
-    if len(errors) == before:
-        messages = (bound.error(built) for bound in bounds)
-        errors += [f"{path} = {value!r}: {message}" for message in messages if message]
-    return built if len(errors) == before else _stand_in(kind)
+def _build_scalar(shape: Shape, kind: Any, value: Any, path: str, errors: _Errors) -> Any:
+    is_whole = float in shape.of and int not in shape.of and type(value) is int
+    if is_whole and abs(value) > sys.float_info.max:
+        value = math.inf
+    number = float(value) if is_whole else value
+    text = _scalar_error(shape, number)
+    return errors.wrong(kind, path, value, text) if text else number
+
+
+def _scalar_error(shape: Shape, value: Any) -> str:
+    if type(value) not in shape.of:  # not isinstance: True is no integer
+        return f"must be {one_of(map(_name, shape.of))}, not {_name(type(value))}"
+    if isinstance(value, float) and not math.isfinite(value):
+        return "must be a finite number"
+    if isinstance(value, int) and abs(value) > 2**53:  # exact as a float
+        return f"must be at most {2**53}"
+    return next((f"must be {bound.text}" for bound in shape.bounds if not bound.holds(value)), "")
 
 
 def _stand_in(kind: Any) -> Any:
     """Return a legal value of a type, by its bounds; None for a table."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Annotated:
-        bounds = [bound for bound in arguments[1:] if not isinstance(bound, OneOf)]
-        tried = (*(getattr(bound, "low", 0) for bound in bounds), 1, 0.5, 0, -1)
-        legal = (value for value in tried if not any(bound.error(value) for bound in bounds))
-        return next((int(value) if arguments[0] is int else value for value in legal), None) if bounds else None
-    if origin is Literal:
-        return arguments[0]
-    simple: Mapping[Any, Any] = {int: 1, float: 1.0, str: "", bool: False, tuple: (), Mapping: {}}
-    return next((simple[each] for each in (kind, origin, *arguments) if each in simple), None)
-
-
-def _build_one_of(choice: OneOf, value: Any, path: str, errors: _Errors) -> Any:
-    if not isinstance(value, Mapping):
-        errors.append(f"{path} = {value!r}: must be a table")
+    shape = shape_of(kind)
+    if shape.form in ("table", "one of"):
         return None
+    if shape.form != "scalar":
+        return {"choice": shape.of[0], "list": (), "mapping": {}}[shape.form]
+    limits = (limit for bound in shape.bounds for _, limit in bound.limits)
+    tried: tuple[Any, ...] = (*limits, {int: 1, float: 1.0, str: "", bool: False}[shape.of[0]], 0.5, 0, -1)
+    return next((value for value in tried if all(bound.holds(value) for bound in shape.bounds)), None)
+
+
+def _build_one_of(choice: OneOf, value: Mapping[str, Any], path: str, errors: _Errors) -> Any:
     named = value.get(choice.key)
-    if not isinstance(named, str) or named not in choice.kinds:
-        known = ", ".join(map(repr, choice.kinds))
-        start = (
-            f"{path}.{choice.key} = {named!r}: must be" if choice.key in value else f"{path}.{choice.key}: required,"
-        )
-        errors.append(f"{start} one of {known}{_nearest(named, choice.kinds)}")
-        return None
-    return _build_dataclass(choice.kinds[named], value, path, errors)
+    if isinstance(named, str) and named in choice.kinds:
+        return _build_table(choice.kinds[named], value, path, errors)
+    start = f"{choice.key} = {named!r}: must be" if choice.key in value else f"{choice.key}: required,"
+    known = ", ".join(map(repr, choice.kinds))
+    errors.append(f"{path}.{start} one of {known}{_nearest(named, choice.kinds)}")
+    return None
 
 
-def _build_dataclass(kind: type, value: Any, path: str, errors: _Errors) -> Any:
-    if not isinstance(value, Mapping):
-        meant = errors.hint(path, value)
-        errors.append(f"{path or 'preset'} = {value!r}: must be a table" + (f"; {meant}" if meant else ""))
-        return None
+def _build_table(kind: type, value: Mapping[str, Any], path: str, errors: _Errors) -> Any:
     before = len(errors)
     prefix = f"{path}." if path else ""
     known = keys_of(kind)
@@ -242,7 +300,7 @@ def _build_fields(kind: type, value: Mapping[str, Any], path: str, errors: _Erro
         if described.metadata.get("inline"):
             own = keys_of(hints[name])
             inlined = {key: item for key, item in value.items() if key in own}
-            built[name] = _build_dataclass(hints[name], inlined, path, errors)
+            built[name] = _build_table(hints[name], inlined, path, errors)
         elif name in value:
             built[name] = _build(hints[name], value[name], f"{prefix}{name}", errors)
         elif described.default is dataclasses.MISSING and described.default_factory is dataclasses.MISSING:
@@ -264,53 +322,6 @@ def _unknown_key(key: str, value: object, known: Sequence[str], prefix: str, err
 def _nearest(value: object, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(value, list(known), n=1) if isinstance(value, str) else []
     return f"; did you mean {close[0]!r}?" if close else ""
-
-
-def _without_none(kind: Any) -> Any:
-    first, *others = (choice for choice in typing.get_args(kind) if choice is not types.NoneType)
-    return functools.reduce(operator.or_, others, first)
-
-
-def _build_literal(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
-    choices = typing.get_args(kind)
-    if value in choices:
-        return value
-    near = _nearest(value, (each for each in choices if isinstance(each, str)))
-    errors.append(f"{path} = {value!r}: must be one of {', '.join(map(repr, choices))}{near}")
-    return choices[0]
-
-
-def _build_tuple(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
-    if not isinstance(value, list | tuple):
-        errors.append(f"{path} = {value!r}: must be a list")
-        return ()
-    item_kind = typing.get_args(kind)[0]
-    built = (_build(item_kind, item, f"{path}.{i}", errors) for i, item in enumerate(value))
-    return tuple(item for item in built if item is not None)
-
-
-def _build_mapping(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
-    if not isinstance(value, Mapping):
-        errors.append(f"{path} = {value!r}: must be a table")
-        return {}
-    item_kind = typing.get_args(kind)[1]
-    built = {key: _build(item_kind, item, f"{path}.{key}", errors) for key, item in value.items()}
-    return {key: item for key, item in built.items() if item is not None}
-
-
-def _build_scalar(kind: Any, value: Any, path: str, errors: _Errors) -> Any:
-    allowed = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    if float in allowed and int not in allowed and type(value) is int:
-        value = float(value) if abs(value) <= sys.float_info.max else math.inf
-    if type(value) not in allowed:  # not isinstance: True is no integer
-        errors.append(f"{path} = {value!r}: must be {one_of(map(_name, allowed))}, not {_name(type(value))}")
-    elif isinstance(value, float) and not math.isfinite(value):
-        errors.append(f"{path} = {value!r}: must be a finite number")
-    elif isinstance(value, int) and abs(value) > 2**53:  # exact as a float
-        errors.append(f"{path} = {value!r}: must be at most {2**53}")
-    else:
-        return value
-    return _stand_in(kind)
 
 
 def one_of(names: Iterable[str]) -> str:

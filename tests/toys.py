@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from rlcore.config import HardwareConfig
-from rlcore.tasks.presets.budget import BudgetConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
-from rlcore.tasks.presets.tracking import TrackingConfig
+from rlcore.tasks.presets.settings import BudgetConfig, TrackingConfig
 
 
 @dataclass(frozen=True, kw_only=True)

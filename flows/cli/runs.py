@@ -118,7 +118,7 @@ def retrain(preset: Preset = "retrain", *, overrides: Overrides = ()) -> int:
     ```
     """
     from rlcore.flows.presets import open_preset
-    from rlcore.tasks.presets.retrain import RetrainConfig
+    from rlcore.tasks.presets.settings import RetrainConfig
 
     config = open_preset(preset, overrides)
     config.section("retrain", RetrainConfig, where=preset)  # reject invalid presets before anything starts

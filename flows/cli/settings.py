@@ -29,8 +29,7 @@ def config(
     rlcore config --schema > preset.schema.json      # first line of a preset: #:schema ./preset.schema.json
     ```
     """
-    from rlcore.tasks.presets.pages import as_markdown
-    from rlcore.tasks.presets.schema import preset_schema
+    from rlcore.tasks.presets.key_reference import as_markdown, preset_schema
 
     if schema:
         sys.stdout.write(json.dumps(preset_schema(), indent=1) + "\n")
@@ -42,8 +41,7 @@ def config(
 def _described(preset: str, key: str, overrides: Overrides) -> str:
     from rlcore.config import to_dict
     from rlcore.flows.presets import FOLDER, open_preset, preset_path
-    from rlcore.tasks.presets.key_reference import describe, origins, select_keys
-    from rlcore.tasks.presets.pages import as_toml
+    from rlcore.tasks.presets.key_reference import as_toml, describe, origins, select_keys
     from rlcore.tasks.presets.peers import meant
 
     config = open_preset(preset, overrides)

@@ -59,7 +59,7 @@ def keys_form(algorithm: str) -> dict[str, Any]:
     """Return the JSON schema of the keys of a stage that the row of an algorithm uses."""
     from rlcore.algorithms.resolve import constants_of
     from rlcore.algorithms.table import ALGORITHMS
-    from rlcore.tasks.presets.schema import preset_schema
+    from rlcore.tasks.presets.key_reference import preset_schema
 
     row, tables = ALGORITHMS[algorithm], preset_schema()["$defs"]
     constants = {"weighting"} | constants_of(row)

@@ -4,24 +4,10 @@ A field without a default is required. Types carry their bounds. :func:`rlcore.s
 names the path of every error (``stages.grpo.learning_rate``). ``tasks/presets`` has the settings of the pipeline.
 """
 
-from rlcore.config.agents import AgentConfig, player_of
-from rlcore.config.bounds import (
-    Decay,
-    Duration,
-    Fraction,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    Scalar,
-)
+from rlcore.config.answers import AnswersConfig, JudgeBounds, JudgeConfig, RejectionConfig, WinRateConfig
 from rlcore.config.data import HardwareConfig, ModelConfig, ShapeConfig
 from rlcore.config.distributed import DistributedConfig, RayConfig
-from rlcore.config.engine import EngineConfig, GpuConfig, TimeoutConfig, TransferKind
-from rlcore.config.episodes import EpisodeConfig
 from rlcore.config.health import LIMITS, AuditConfig, HealthConfig, Limit, LimitConfig
-from rlcore.config.lora import LoraConfig
-from rlcore.config.rejection import AnswersConfig, RejectionConfig
 from rlcore.config.rl import (
     CheckpointConfig,
     CriticConfig,
@@ -31,19 +17,38 @@ from rlcore.config.rl import (
     RewardTerm,
     RlConfig,
     RolloutCorrectionConfig,
-    SamplingConfig,
     UpdateConfig,
+)
+from rlcore.config.sampling import (
+    AgentConfig,
+    EngineConfig,
+    EpisodeConfig,
+    GpuConfig,
+    SamplingConfig,
+    TimeoutConfig,
+    TransferKind,
+    player_of,
 )
 from rlcore.config.training import (
     BackboneConfig,
     DpoConfig,
+    LoraConfig,
     OptimConfig,
     PreferenceLossConfig,
     RewardModelConfig,
     SftConfig,
 )
-from rlcore.config.win_rate import JudgeBounds, JudgeConfig, WinRateConfig
-from rlcore.strict_config import to_dict
+from rlcore.strict_config import (
+    Decay,
+    Duration,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Scalar,
+    to_dict,
+)
 
 __all__ = [
     "LIMITS",

@@ -9,9 +9,8 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal
 
-from rlcore.config.bounds import PositiveInt, Scalar
 from rlcore.errors import ConfigError
-from rlcore.strict_config import Between
+from rlcore.strict_config import PositiveInt, Scalar, between
 
 FILE_SOURCES = ("folder", "gguf")
 """Values of ``source`` for which ``path`` names files."""
@@ -32,7 +31,7 @@ class HardwareConfig:
 
     device: str = "auto"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    num_threads: Annotated[int, Between(0, 1024)] = 0  # 0: torch's default
+    num_threads: Annotated[int, between(0, 1024)] = 0  # 0: torch's default
     gradient_checkpointing: bool = False
     save_float32: bool = False
 

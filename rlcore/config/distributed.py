@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from rlcore.config.bounds import Duration, NonNegativeFloat, NonNegativeInt, PositiveInt
-from rlcore.config.engine import EngineConfig
 from rlcore.config.rl import RlConfig
+from rlcore.config.sampling import EngineConfig
 from rlcore.config.training import DpoConfig, OptimConfig, RewardModelConfig, SftConfig
 from rlcore.errors import ConfigError
+from rlcore.strict_config import Duration, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 Learning: TypeAlias = RlConfig | SftConfig | DpoConfig | RewardModelConfig
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Annotated, Literal
 
-from rlcore.config.bounds import Fraction, PositiveInt
 from rlcore.errors import ConfigError
-from rlcore.strict_config import Above, Below
+from rlcore.strict_config import Fraction, PositiveInt, above, below
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +67,7 @@ class AuditConfig:
     action: Literal["stop", "warn", "off"] = "stop"
     max_time_fraction: Fraction = 0.02  # maximum fraction of the run's time; the first iteration is always audited
     rollouts: PositiveInt = 2  # audited rollouts per iteration
-    false_alarm_rate: Annotated[float, Above(0.0), Below(1.0)] = 1e-6  # of the sampler test, per run
+    false_alarm_rate: Annotated[float, above(0.0), below(1.0)] = 1e-6  # of the sampler test, per run
 
 
 @dataclass(frozen=True, kw_only=True)

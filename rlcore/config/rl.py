@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from rlcore.config.agents import AgentConfig
-from rlcore.config.bounds import (
+from rlcore.config.sampling import SamplingConfig
+from rlcore.config.training import LoraConfig, OptimConfig
+from rlcore.errors import ConfigError
+from rlcore.strict_config import (
     Duration,
     Fraction,
     NonNegativeFloat,
@@ -17,37 +19,6 @@ from rlcore.config.bounds import (
     PositiveInt,
     Scalar,
 )
-from rlcore.config.engine import EngineConfig
-from rlcore.config.episodes import EpisodeConfig
-from rlcore.config.lora import LoraConfig
-from rlcore.config.training import OptimConfig
-from rlcore.errors import ConfigError
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
-    """Sampling of rollouts. There is no top-p, top-k or min-p: a filtered distribution biases the ratio."""
-
-    temperature: PositiveFloat = 1.0
-    max_new_tokens: PositiveInt
-    max_concurrent: PositiveInt = 256  # sequences decoded at the same time
-    dynamic_sampling_rounds: NonNegativeInt = 0  # rounds that replace zero-signal groups; 0: off
-    zero_signal_keep_prob: Fraction = 1.0  # probability p of sampling a prompt after a zero-signal group; p^n after n
-    staleness: NonNegativeInt = 0  # iterations prefetched during updates; rollouts are up to this number of updates old
-    episodes: EpisodeConfig = field(default_factory=EpisodeConfig)
-    agent: AgentConfig | None = None  # left out: no agent plays
-    engine: EngineConfig | None = None  # left out: the run's engine
-
-    def __post_init__(self) -> None:
-        if self.episodes.has_tools and self.episodes.max_turn_tokens > self.max_new_tokens:
-            raise ConfigError("episodes.max_turn_tokens must not exceed max_new_tokens, which limits all turns")
-        if self.agent and self.episodes.has_tools:
-            raise ConfigError("agent plays the episodes with tools of its own: leave out episodes")
-        if self.staleness and self.dynamic_sampling_rounds:
-            raise ConfigError(
-                f"dynamic_sampling_rounds needs rewards before it samples more, but staleness = {self.staleness} "
-                "samples before rewards are known: set one to 0"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +177,12 @@ class RewardTerm:
             raise ConfigError("below_gate needs a gate")
         if self.stage and self.kind != "reward_model":
             raise ConfigError(f"stage is only valid for kind reward_model, got kind {self.kind!r}")
+
+
+def as_term(section: object) -> RewardTerm:
+    """Return the reward term with the settings of a verifier or a judge."""
+    names = {each.name for each in fields(RewardTerm)}
+    return RewardTerm(**{name: value for name, value in vars(section).items() if name in names})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,14 +1,34 @@
-"""Settings of the supervised stages: SFT, DPO and the reward model."""
+"""Settings of the supervised stages: SFT, DPO and the reward model; LoRA."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from rlcore.config.bounds import Decay, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
-from rlcore.config.lora import LoraConfig
 from rlcore.errors import ConfigError
-from rlcore.strict_config import AtLeast, Below
+from rlcore.strict_config import (
+    Decay,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    at_least,
+    below,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """LoRA (Hu et al. 2021): ``W + alpha / rank * B A`` with a frozen W. ``rank`` 0 trains all weights instead.
+
+    ``targets``: last names of the linear layers that are changed (``q_proj``); empty: all of the backbone. There is no
+    dropout, because it would make the log-probabilities of engine and learner differ.
+    """
+
+    rank: NonNegativeInt = 0
+    alpha: PositiveInt = 32
+    targets: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +75,7 @@ class DpoConfig:
     batch_size: PositiveInt  # pairs per optimizer step; a ranked list counts as one
     learning_rate: PositiveFloat
     beta: PositiveFloat = 0.1
-    label_smoothing: Annotated[float, AtLeast(0.0), Below(0.5)] = 0.0
+    label_smoothing: Annotated[float, at_least(0.0), below(0.5)] = 0.0
     tokens_per_microbatch: PositiveInt = 8192
     eval_every: NonNegativeInt = 0
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -71,7 +91,7 @@ class PreferenceLossConfig:
     """
 
     margin: NonNegativeFloat = 0.0
-    label_smoothing: Annotated[float, AtLeast(0.0), Below(0.5)] = 0.0
+    label_smoothing: Annotated[float, at_least(0.0), below(0.5)] = 0.0
     length_debias: bool = False
 
 
@@ -85,7 +105,7 @@ class BackboneConfig:
     """
 
     layers: NonNegativeInt = 0
-    trainable_layers: Annotated[int, AtLeast(-1)] = -1
+    trainable_layers: Annotated[int, at_least(-1)] = -1
     lora: LoraConfig = field(default_factory=LoraConfig)
 
     def __post_init__(self) -> None:

@@ -22,7 +22,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from transformers import PreTrainedModel
 
-from rlcore.config.benchmark import BenchmarkConfig
+from rlcore.config.answers import BenchmarkConfig
 from rlcore.errors import ConfigError, DataError, ModelError
 from rlcore.models.batching import pack_for
 from rlcore.models.policy import completion_states, scatter_tokens, state_scores

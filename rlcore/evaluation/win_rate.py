@@ -14,7 +14,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlcore.config.win_rate import JudgeBounds
+from rlcore.config.answers import JudgeBounds
 from rlcore.errors import DataError
 from rlcore.evaluation.conditions import Check, check_max, check_min
 from rlcore.evaluation.intervals import Interval, accuracy, mean_fraction

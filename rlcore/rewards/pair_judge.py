@@ -17,15 +17,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from rlcore.config.bounds import NonNegativeFloat
-from rlcore.config.win_rate import JudgeConfig
+from rlcore.config.answers import JudgeConfig
 from rlcore.errors import ConfigError, RewardError
 from rlcore.rewards.chat_endpoint import EndpointError
 from rlcore.rewards.judge import MAX_CHARACTERS, QUESTION, EndpointOptions, conversation, load_template, neutralize
 from rlcore.rewards.pairs import Judgement, Pair
 from rlcore.rewards.reward_model import ScoreTokens
 from rlcore.rewards.user_function import call_within, load_function, plain_numbers
-from rlcore.strict_config import build
+from rlcore.strict_config import NonNegativeFloat, build
 from rlcore.timeouts import CallTimeout
 
 TIE = 0.5

@@ -13,9 +13,8 @@ from rlcore.hardware.memory_plan import ModelSize
 from rlcore.tasks.drawing.result import Draw
 from rlcore.tasks.kinds import KINDS, load
 from rlcore.tasks.kinds.facts import BASE
-from rlcore.tasks.presets.chosen import chosen_by
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.sections import Sections, sections_of, stage_sections
+from rlcore.tasks.presets.sections import Sections, chosen_by, sections_of, stage_sections
 from rlcore.tasks.steps.base import StageContext, StageResult, prepare_stage_name
 from rlcore.tasks.steps.memory_need import Device, Need
 from rlcore.tasks.store.imports import Chosen

@@ -15,8 +15,8 @@ from rlcore.rewards.base import RewardFn
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import SamplingParams
 from rlcore.tasks.kinds.rl.kind import RlStage
+from rlcore.tasks.presets.graph import sampling_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import sampling_of
 from rlcore.tasks.steps.base import MODEL, prepare_stage_name
 from rlcore.tasks.steps.rewards import open_reward_models, reward_resources
 from rlcore.tasks.steps.rollout_engine import longest, open_engine

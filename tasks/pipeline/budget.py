@@ -30,10 +30,9 @@ from rlcore.errors import ConfigError, StorageError
 from rlcore.tasks.pipeline.cache_keys import key_of
 from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.prefect_bridge import report_progress, run_as_task
-from rlcore.tasks.presets.budget import BudgetConfig
-from rlcore.tasks.presets.error_collection import collect_error
-from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import terms_of
+from rlcore.tasks.presets.graph import terms_of
+from rlcore.tasks.presets.run import RunConfig, collect_error
+from rlcore.tasks.presets.settings import BudgetConfig
 from rlcore.tasks.store.prices import kind_of_machine, prices_path, read_prices
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.stops import BudgetReachedError

@@ -9,9 +9,8 @@ from typing import Any
 from rlcore.config import RlConfig
 from rlcore.tasks.kinds.facts import StageConfig
 from rlcore.tasks.kinds.win_rate.kind import DISJOINT, WinRateStage, shared_pairs
-from rlcore.tasks.presets.graph import evaluated_data
+from rlcore.tasks.presets.graph import data_of, evaluated_data, gold_pairs_of, human_pairs_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import data_of, gold_pairs_of, human_pairs_of
 from rlcore.tasks.steps.algorithm_facts import algorithm_facts
 
 # The largest values of published and shipped recipes, with a margin.

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from rlcore.tasks.presets.tracking import TrackingConfig
+from rlcore.tasks.presets.settings import TrackingConfig
 from rlcore.tasks.store.settings import Home
 
 if TYPE_CHECKING:

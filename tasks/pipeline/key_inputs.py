@@ -15,10 +15,9 @@ from rlcore.config import AgentConfig, EngineConfig, EpisodeConfig, RewardTerm, 
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.pipeline.cache_keys import OBSERVED, OBSERVERS, TRAINED, function_of, split_observers
 from rlcore.tasks.pipeline.machine import known_machine
-from rlcore.tasks.presets.chosen import idle_packages
+from rlcore.tasks.presets.graph import sampling_of, terms_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.sections import Sections
-from rlcore.tasks.presets.stages import sampling_of, terms_of
+from rlcore.tasks.presets.sections import Sections, idle_packages
 from rlcore.tasks.store.artifacts import REPORT, ArtifactRef
 from rlcore.tasks.store.cache import KeyInputs
 from rlcore.tasks.store.code_hash import closure_digests, libraries

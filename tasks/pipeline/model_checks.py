@@ -16,9 +16,8 @@ from rlcore.models.source_files import find_package_file
 from rlcore.sampling.vllm.process import ADAPTER_RANKS
 from rlcore.tasks.pipeline.findings import Finding
 from rlcore.tasks.pipeline.machine import known_machine
-from rlcore.tasks.presets.error_collection import collect_error
-from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import rl_of
+from rlcore.tasks.presets.graph import rl_of
+from rlcore.tasks.presets.run import RunConfig, collect_error
 from rlcore.tasks.store.nested import flatten
 
 _LORAS = ("update.lora", "lora", "backbone.lora")  # of the kinds of stages that have some

@@ -46,10 +46,8 @@ from rlcore.tasks.pipeline.reference_checks import (
 )
 from rlcore.tasks.pipeline.row_checks import row_findings
 from rlcore.tasks.pipeline.sizes import disk_summary, position_errors
-from rlcore.tasks.presets.error_collection import collect_error
-from rlcore.tasks.presets.graph import evaluated_data, required_by
-from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import data_of, rewards_of
+from rlcore.tasks.presets.graph import data_of, evaluated_data, required_by, rewards_of
+from rlcore.tasks.presets.run import RunConfig, collect_error
 from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import Record, StageCache

@@ -16,12 +16,20 @@ from rlcore.rewards.table import placeholder_model, reward_errors
 from rlcore.tasks.kinds.facts import BASE, StageConfig
 from rlcore.tasks.kinds.kind import kind_of
 from rlcore.tasks.pipeline.model_facts import ModelFacts
-from rlcore.tasks.presets import stages as parts_of_stages
 from rlcore.tasks.presets.data import HUB, POLICY
-from rlcore.tasks.presets.error_collection import collect_error
-from rlcore.tasks.presets.evaluation import EvaluationConfig
-from rlcore.tasks.presets.graph import REGISTRY
-from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.graph import (
+    REGISTRY,
+    judge_of,
+    named_start,
+    reference_key,
+    reference_of,
+    rewards_of,
+    sampling_of,
+    start_key,
+    terms_of,
+)
+from rlcore.tasks.presets.run import RunConfig, collect_error
+from rlcore.tasks.presets.settings import EvaluationConfig
 from rlcore.tasks.steps.agents import agent_errors
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.steps.data_source import (
@@ -71,15 +79,15 @@ def stage_errors(context: PreflightContext, name: str) -> Iterator[str]:
     path, stage = f"stages.{name}", context.config.stages[name]
     yield from _start(context, name)
     yield from kind_of(stage.kind).checks(path, stage)
-    sampling = parts_of_stages.sampling_of(stage)
+    sampling = sampling_of(stage)
     if sampling:
-        yield from reward_errors(parts_of_stages.rewards_of(stage), f"{path}.rewards", prefill=context.model.prefill)
-        if judge := parts_of_stages.judge_of(stage):
+        yield from reward_errors(rewards_of(stage), f"{path}.rewards", prefill=context.model.prefill)
+        if judge := judge_of(stage):
             known = {judge.stage: placeholder_model} if judge.stage else {}
             at = f"{path}.judge"
             yield from collect_error(at, lambda: make_pair_judge(judge, where=at, score_tokens=known))
         yield from _files(path, stage)
-        yield from _sandbox(f"{path}.rewards", parts_of_stages.rewards_of(stage))
+        yield from _sandbox(f"{path}.rewards", rewards_of(stage))
         yield from _episodes(f"{path}.sampling.episodes", sampling.episodes)
         yield from environment_errors(sampling.episodes, f"{path}.sampling.episodes")
         yield from agent_errors(sampling.agent, f"{path}.sampling.agent") if sampling.agent else ()
@@ -104,7 +112,7 @@ def _sandbox(path: str, terms: Sequence[RewardTerm]) -> Iterator[str]:
 
 def _files(path: str, stage: StageConfig) -> Iterator[str]:
     """Check the files that custom functions read."""
-    for key, term in parts_of_stages.terms_of(stage).items():
+    for key, term in terms_of(stage).items():
         for number, file in enumerate(term.files):
             if not Path(file).is_file():
                 yield f"{path}.{key}.files.{number} = {file!r}: no such file"
@@ -173,8 +181,8 @@ def _start(context: PreflightContext, name: str) -> Iterator[str]:
     """Check that registered models for start or reference policy exist and have the run's tokenizer."""
     stage: StageConfig = context.config.stages[name]
     named = (
-        (parts_of_stages.start_key(stage), parts_of_stages.named_start(stage)),
-        (parts_of_stages.reference_key(stage), parts_of_stages.reference_of(stage)),
+        (start_key(stage), named_start(stage)),
+        (reference_key(stage), reference_of(stage)),
     )
     for setting, uri in named:
         if uri.startswith(REGISTRY):

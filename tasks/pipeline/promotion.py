@@ -14,8 +14,8 @@ from rlcore.tasks.kinds.promote.kind import model_name
 from rlcore.tasks.pipeline.approval import ask_person, current_actor, decide
 from rlcore.tasks.pipeline.events import PROMOTED, REFUSED, ROLLED_BACK, tell_act
 from rlcore.tasks.pipeline.leases import leased
-from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.settings import PromotionConfig
 from rlcore.tasks.store.approvers import read_approvers
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.settings import Home

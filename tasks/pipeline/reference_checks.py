@@ -19,10 +19,9 @@ from rlcore.strict_config import build
 from rlcore.tasks.kinds.win_rate.kind import DISJOINT, WinRateStage, shared_pairs
 from rlcore.tasks.pipeline.model_facts import code_state
 from rlcore.tasks.presets.data import HUB, DatasetConfig
-from rlcore.tasks.presets.evaluation import NO_ACCURACY
-from rlcore.tasks.presets.graph import evaluated_data
+from rlcore.tasks.presets.graph import data_of, evaluated_data, rewards_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import data_of, rewards_of
+from rlcore.tasks.presets.settings import NO_ACCURACY
 from rlcore.tasks.steps.data_source import adapter_code, has_files, is_generated, rows_sha256
 from rlcore.tasks.store.remembered import remembered
 

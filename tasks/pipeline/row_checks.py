@@ -26,9 +26,8 @@ from rlcore.tasks.pipeline.findings import Finding
 from rlcore.tasks.pipeline.model_facts import ModelFiles, code_state
 from rlcore.tasks.pipeline.reference_checks import without_references
 from rlcore.tasks.presets.data import HUB, DatasetConfig, too_few_held_out
-from rlcore.tasks.presets.error_collection import collect_error
 from rlcore.tasks.presets.graph import Graders, graders_of
-from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.run import RunConfig, collect_error
 from rlcore.tasks.steps.data import (
     TokenView,
     cached_hub_source,

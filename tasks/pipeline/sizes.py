@@ -11,9 +11,8 @@ from pathlib import Path
 from rlcore.config import RlConfig
 from rlcore.errors import StorageError
 from rlcore.hardware.memory_plan import ModelSize, format_bytes
-from rlcore.tasks.presets.graph import evaluated_data
+from rlcore.tasks.presets.graph import data_of, evaluated_data, rl_of, sampling_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import data_of, rl_of, sampling_of
 from rlcore.tasks.steps.algorithm_facts import uses_critic
 from rlcore.tasks.store.disk import existing_parent
 from rlcore.tasks.store.settings import unwritable

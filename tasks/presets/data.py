@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from rlcore.config.bounds import Fraction, PositiveInt, Scalar
 from rlcore.config.data import FILE_SOURCES
 from rlcore.data_contracts.adapters.targets import Kind, parse_columns
 from rlcore.data_contracts.gate.files import row_files
 from rlcore.errors import ConfigError
-from rlcore.strict_config import INLINE
+from rlcore.strict_config import INLINE, Fraction, PositiveInt, Scalar
 
 COLUMNS = "columns"  # adapter of a mapping; equal to rlcore.data_contracts.adapters.convert
 POLICY = "policy"  # adapter of pairs that a policy samples

@@ -1,6 +1,6 @@
 """Reference of preset keys, from the dataclasses that read them: type, default, limits and comment.
 
-``rlcore config`` shows them, the settings page is generated from them, and ``schema`` serves editors.
+As TOML for ``rlcore config``, as the settings page, and as a JSON Schema for editors.
 """
 
 from __future__ import annotations
@@ -11,18 +11,16 @@ import io
 import json
 import re
 import tokenize
-import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from rlcore.config import to_dict
-from rlcore.strict_config import TYPE_NAMES, Above, AtLeast, Below, Between, OneOf, one_of
-from rlcore.tasks.presets.overrides import apply_override
-from rlcore.tasks.presets.run import RunConfig, read_chain
+from rlcore.strict_config import TYPE_NAMES, OneOf, one_of, shape_of
+from rlcore.tasks.presets.run import RunConfig, apply_override, read_chain
 
 NAME, NUMBER = "<name>", "<number>"  # placeholder for a name in the path of a section
 UNSET = "left out"
@@ -140,30 +138,16 @@ def _set(found: Mapping[str, str], document: Mapping[str, Any], source: str) -> 
     return changed
 
 
-def bounds_of(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return a type without limits and ``None``, and its limits; ``OneOf`` counts as one."""
-    bounds: list[Any] = []
-    while True:
-        if typing.get_origin(kind) is Annotated:
-            kind, *more = typing.get_args(kind)
-            bounds += more
-        elif types.NoneType in typing.get_args(kind):
-            kind = typing.Union[tuple(each for each in typing.get_args(kind) if each is not types.NoneType)]  # noqa: UP007
-        else:
-            return kind, tuple(bounds)
-
-
 def tables_in(kind: Any) -> tuple[str, tuple[type, ...]]:
     """Return how tables occur in a type: ``("", …)`` one, NAME or NUMBER many; no table is ``("", ())``."""
-    kind, bounds = bounds_of(kind)
-    if bounds and isinstance(bounds[0], OneOf):
-        return "", tuple(bounds[0].kinds.values())
-    if dataclasses.is_dataclass(kind):
-        return "", (typing.cast(type, kind),)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is tuple or (isinstance(origin, type) and issubclass(origin, Mapping)):
-        place, inner = (NUMBER, arguments[0]) if origin is tuple else (NAME, arguments[1])
-        return place, tables_in(inner)[1]
+    shape = shape_of(kind)
+    match shape.form:
+        case "one of":
+            return "", tuple(shape.of[0].kinds.values())
+        case "table":
+            return "", shape.of
+        case "list" | "mapping":
+            return (NUMBER if shape.form == "list" else NAME), tables_in(shape.of[0])[1]
     return "", ()
 
 
@@ -218,29 +202,13 @@ def _key(field: Field, value: Any) -> Key:
 
 def type_text(kind: Any) -> str:
     """Describe a type with its limits: ``integer, at least 1``."""
-    kind, bounds = bounds_of(kind)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Literal:
-        text = one_of(map(plain, arguments))
-    elif origin is tuple:
-        text = f"list of: {type_text(arguments[0])}"
-    elif isinstance(origin, type) and issubclass(origin, Mapping):
-        text = f"table of: {type_text(arguments[1])}"
-    else:
-        text = one_of(TYPE_NAMES[each] for each in (arguments or (kind,)))
-    return ", ".join([text, *map(_bound_text, bounds)])
-
-
-def _bound_text(bound: AtLeast | Above | Below | Between) -> str:
-    match bound:
-        case AtLeast(low):
-            return f"at least {low:g}"
-        case Above(low):
-            return f"above {low:g}"
-        case Below(high):
-            return f"below {high:g}"
-        case Between(low, high):
-            return f"from {low:g} to {high:g}"
+    shape = shape_of(kind)
+    match shape.form:
+        case "choice":
+            return one_of(map(plain, shape.of))
+        case "list" | "mapping":
+            return f"{'list' if shape.form == 'list' else 'table'} of: {type_text(shape.of[0])}"
+    return ", ".join([one_of(TYPE_NAMES[each] for each in shape.of), *(bound.text for bound in shape.bounds)])
 
 
 def _value(holder: Any, name: str) -> Any:
@@ -278,3 +246,162 @@ def select_keys(sections: Sequence[Section], prefix: str) -> tuple[Section, ...]
             keys = tuple(key for key in section.keys if f"{section.path}.{key.name}".lstrip(".") == prefix)
             found += [dataclasses.replace(section, keys=keys, text="", nested=())] if keys else []
     return tuple(found)
+
+
+_WIDTH = 48  # width of key and value, before the comment
+_HEAD = """# Settings
+
+Every key of a preset.
+
+- `rlcore config mine.toml` prints a complete preset with the source of each key.
+- `rlcore config --schema > preset.schema.json` writes a JSON Schema for editors. The first line of a preset names it:
+  `#:schema ./preset.schema.json`.
+- A file with `extends = "tiny"` holds only what differs from that preset. Tables are merged key by key, lists are
+  replaced. `without = ["stages.ppo", "promotion"]` leaves out what that one has.
+- Any key can be set for one run: `rlcore run mine.toml --set stages.grpo.learning_rate=2e-6`.
+
+What a graph of datasets and stages can say: [Recipes](recipes.md).
+"""
+
+
+def as_toml(sections: Sequence[Section], found: Mapping[str, str]) -> str:
+    """Format sections of a preset as TOML that reads back equal; comments describe each key and name its source.
+
+    ``found`` comes from :func:`rlcore.tasks.presets.key_reference.origins`.
+    """
+    return "\n".join(line for section in sections for line in _section_lines(section, found))
+
+
+def as_markdown() -> str:
+    """Return the page of all keys that a preset may have."""
+    sections = describe()
+    homes: dict[type, Section] = {}
+    for section in sorted(sections, key=lambda each: each.path.count(".")):
+        homes.setdefault(section.kind, section)
+    return _HEAD + "".join(_markdown(section, homes[section.kind]) for section in sections)
+
+
+def _section_lines(section: Section, found: Mapping[str, str]) -> Iterator[str]:
+    table, _, last = section.path.rpartition(".")
+    if section.path:
+        yield f"[[{table}]]" if last.isdecimal() else f"[{section.path}]"
+    yield from (f"# {line}".rstrip() for line in section.text.splitlines())
+    for key in section.keys:
+        file = origin_of(f"{section.path}.{key.name}".lstrip("."), found)
+        comment = "; ".join(
+            part for part in (key.type, _default(key), key.note, f"set in {file}" if file else "") if part
+        )
+        # TOML has no null: an absent value is a comment.
+        line = f"# {key.name}: {UNSET}" if key.value == UNSET else f"{key.name} = {key.value}"
+        yield f"{line:<{_WIDTH}}  # {comment}"
+    yield from (f"# [{f'{section.path}.{name}'.lstrip('.')}]: {UNSET}" for name in section.nested)
+    yield ""
+
+
+def _default(key: Key) -> str:
+    return REQUIRED if key.default == REQUIRED else f"default {key.default}"
+
+
+def _markdown(section: Section, home: Section) -> str:
+    heading = f"`[{section.path}]`{_kind_of(section)}" if section.path else "The top of the file"
+    if section is not home:
+        return (
+            f"\n#### {heading}\nThe keys of `[{home.path}]` {'above' if home.path == section.path else ''}".rstrip()
+            + ".\n"
+        )
+    level = "###" if "." in section.path.removesuffix(f".{NAME}") else "##"
+    rows = "".join(map(_row, section.keys))
+    table = f"\n| key | type | default | |\n|---|---|---|---|\n{rows}" if rows else ""
+    return f"\n{level} {heading}\n{section.text}\n{table}"
+
+
+def _row(key: Key) -> str:
+    cells = (f"`{key.name}`", key.type, key.default, key.note)
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |\n"
+
+
+def _kind_of(section: Section) -> str:
+    """Return the kind of stage of a section."""
+    is_stage = section.path == f"stages.{NAME}"
+    return "".join(f" of kind = {key.type}" for key in section.keys if is_stage and key.name == "kind")
+
+
+_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean"}
+_OF_FILES = {
+    "extends": {"type": "string", "description": "The preset that this one differs from, by its name."},
+    "without": {
+        "type": "array",
+        "items": {"type": "string"},
+        "description": "What that one has and this one does not: stages.ppo, promotion.",
+    },
+}
+Schema = dict[str, Any]
+
+
+def preset_schema() -> Schema:
+    """Return the schema of a preset file, JSON Schema draft 2020-12."""
+    tables: dict[str, Schema] = {}
+    preset = _table(RunConfig, tables)
+    required = [each.name for each in fields_of(RunConfig) if each.default is dataclasses.MISSING]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A preset of rlcore",
+        **preset,
+        "properties": _OF_FILES | preset["properties"],
+        "if": {"not": {"required": ["extends"]}},
+        "then": {"required": required},
+        "$defs": tables,
+    }
+
+
+def _table(kind: type, tables: dict[str, Schema]) -> Schema:
+    return {
+        "type": "object",
+        "description": text_of(kind),
+        "properties": {each.name: _property(each, tables) for each in fields_of(kind)},
+        "additionalProperties": False,
+    }
+
+
+def _property(field: Field, tables: dict[str, Schema]) -> Schema:
+    found = _schema_of(field.type, tables)
+    if field.note:
+        found["description"] = field.note
+    default = to_dict(field.default) if field.default is not dataclasses.MISSING else None
+    return found if default is None or isinstance(default, dict) else found | {"default": default}
+
+
+def _schema_of(kind: Any, tables: dict[str, Schema]) -> Schema:
+    shape = shape_of(kind)
+    match shape.form:
+        case "one of":
+            return _one_of(shape.of[0], tables)
+        case "table":
+            return _reference(shape.of[0], tables)
+        case "choice":
+            return {"enum": list(shape.of)}
+        case "list":
+            return {"type": "array", "items": _schema_of(shape.of[0], tables)}
+        case "mapping":
+            return {"type": "object", "additionalProperties": _schema_of(shape.of[0], tables)}
+    names = [_TYPES[each] for each in shape.of]
+    limits = {name: limit for bound in shape.bounds for name, limit in bound.limits}
+    return {"type": names if len(names) > 1 else names[0], **limits}
+
+
+def _one_of(choice: OneOf, tables: dict[str, Schema]) -> Schema:
+    """Choose the table by ``kind``. A file that extends another may omit it; then any table is valid."""
+    key, kinds = choice.key, {name: _reference(kind, tables) for name, kind in choice.kinds.items()}
+    named = [
+        {"if": {"properties": {key: {"const": name}}, "required": [key]}, "then": table}
+        for name, table in kinds.items()
+    ]
+    unnamed = {"if": {"not": {"required": [key]}}, "then": {"anyOf": list(kinds.values())}}
+    return {"type": "object", "properties": {key: {"enum": list(kinds)}}, "allOf": [*named, unnamed]}
+
+
+def _reference(kind: type, tables: dict[str, Schema]) -> Schema:
+    if kind.__name__ not in tables:
+        tables[kind.__name__] = {}  # a table may contain one of its own kind
+        tables[kind.__name__] = _table(kind, tables)
+    return {"$ref": f"#/$defs/{kind.__name__}"}

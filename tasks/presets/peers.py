@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Any
 
 from rlcore.strict_config import keys_of
-from rlcore.tasks.presets.stages import STAGE_KINDS
+from rlcore.tasks.presets.graph import STAGE_KINDS
 
 KINDS: Mapping[str, str] = {"grpo": "rl", "ppo": "rl", "dpo": "dpo", "sft": "sft", "reward": "reward_model"}
 """The kind of stage that does what a trainer of TRL does."""

@@ -4,39 +4,36 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rlcore.config.bounds import NonNegativeInt
 from rlcore.config.data import HardwareConfig, ModelConfig
 from rlcore.config.distributed import DistributedConfig, Learning, distributed_errors
-from rlcore.config.engine import EngineConfig
 from rlcore.config.health import HealthConfig
-from rlcore.config.rl import SamplingConfig
-from rlcore.errors import ConfigError
-from rlcore.strict_config import build_partly, config_error
+from rlcore.config.sampling import EngineConfig, SamplingConfig
+from rlcore.errors import ConfigError, RlcoreError
+from rlcore.strict_config import NonNegativeInt, build_partly, config_error
 from rlcore.tasks.kinds.facts import StageConfig
-from rlcore.tasks.presets.budget import BudgetConfig
 from rlcore.tasks.presets.data import DatasetConfig, resolve_paths
-from rlcore.tasks.presets.error_collection import follows
-from rlcore.tasks.presets.evaluation import EvaluationConfig
+from rlcore.tasks.presets.graph import AnyStage
 from rlcore.tasks.presets.graph_validation import graph_errors
-from rlcore.tasks.presets.overrides import apply_override
 from rlcore.tasks.presets.peers import meant
-from rlcore.tasks.presets.promotion import PromotionConfig
-from rlcore.tasks.presets.retrain import RetrainConfig
-from rlcore.tasks.presets.secret_urls import require_no_secrets
-from rlcore.tasks.presets.stages import AnyStage
-from rlcore.tasks.presets.tracking import TrackingConfig
+from rlcore.tasks.presets.settings import BudgetConfig, EvaluationConfig, PromotionConfig, RetrainConfig, TrackingConfig
+from rlcore.tasks.store.passwords import has_secret
 from rlcore.tasks.store.toml_files import read_toml
 
 Section = TypeVar("Section")
 _PRESET_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _NAMED_BASE = "name a committed preset, or one of the same folder, without .toml"
+_SECRET_FIX = (
+    "name a variable of the environment (api_key_env, HF_TOKEN, AWS_SECRET_ACCESS_KEY, PGPASSWORD) or a Prefect block"
+)
+_KEY = re.compile(r"[a-z_]+(\.\w+)*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +164,10 @@ def read_preset(path: Path, overrides: Sequence[str] = (), *, library: Path | No
         _drop_old_license(written, document)
     _drop_keys(document, _key_list(document, "without", path), where=str(path))
     missing = _missing(document, _key_list(document, "requires", path))
-    require_no_secrets(document, where=str(path))
+    if secrets := list(_secret_errors(document, "")):
+        raise config_error(secrets, str(path))
     config, errors = build_partly(RunConfig, document, hint=partial(meant, document))
-    own = (*missing.values(), *(error for error in errors if not follows(error, missing)))
+    own = (*missing.values(), *(error for error in errors if not _follows(error, missing)))
     return Draft(source=str(path), config=config, errors=own)
 
 
@@ -288,3 +286,67 @@ def _merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
         if isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
     }
     return {**base, **changes, **both_tables}
+
+
+def apply_override(document: dict[str, Any], override: str) -> None:
+    """Set one value of a preset's document in place: ``stages.ppo.rewards.0.weight=0.5``.
+
+    Raises:
+        ConfigError: The override is not of the form ``path=value``, or its path leads through a value or beyond a list.
+    """
+    key, separator, text = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"override {override!r} is not of the form path.to.key=value")
+    *parents, leaf = key.strip().split(".")
+    node: Any = document
+    for parent in parents:
+        node = _list_item(node, parent, override) if isinstance(node, list) else node.setdefault(parent, {})
+        if not isinstance(node, dict | list):
+            raise ConfigError(f"override {override!r}: {parent!r} is a value, not a section")
+    if isinstance(node, list):
+        raise ConfigError(f"override {override!r}: name an item of the list by its number, then its key")
+    node[leaf] = _override_value(text)
+
+
+def _override_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except (ValueError, RecursionError):  # not TOML, or a number or nesting beyond Python's bounds
+        return text.strip()  # a bare word is a string: data.prompts.path=data/my.jsonl
+
+
+def _list_item(items: list[Any], index: str, override: str) -> Any:
+    if not index.isdecimal() or int(index) >= len(items):
+        raise ConfigError(f"override {override!r}: {index!r} is not a number below {len(items)}")
+    return items[int(index)]
+
+
+def _secret_errors(node: Any, path: str) -> Iterator[str]:
+    """Yield addresses with a password or a key: presets are stored with every result, in MLflow and in reports."""
+    if isinstance(node, Mapping | list):
+        for key, value in node.items() if isinstance(node, Mapping) else enumerate(node):
+            yield from _secret_errors(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(node, str) and has_secret(node):
+        yield f"{path}: the address has a password or a key; {_SECRET_FIX}"
+
+
+def collect_error(path: str, work: Callable[[], object], *, within: bool = False) -> list[str]:
+    """Return the error of ``work`` as a line that begins with its key, or with ``path`` if it has none.
+
+    ``within``: keys of its errors are within ``path``.
+    """
+    try:
+        work()
+    except RlcoreError as error:
+        where, section = error.where, path.partition(".")[0]
+        is_key = bool(_KEY.fullmatch(where))
+        key = f"{path}.{where}" if within and is_key else where if where.startswith(f"{section}.") else path
+        file = f" ({where})" if where and not is_key else ""
+        return [f"{key}: {error.what}{file}" + (f"; {error.fix}" if error.fix else "")]
+    return []
+
+
+def _follows(error: str, missing: Collection[str]) -> bool:
+    """Return True if an error follows from missing keys: it is of one, or names what its table misses."""
+    key, _, what = error.partition(":")
+    return key in missing or ("missing" in what and any(each.startswith(f"{key}.") for each in missing))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rlcore.agents.program import files_below, open_program
 from rlcore.config import AgentConfig
-from rlcore.tasks.presets.error_collection import collect_error
+from rlcore.tasks.presets.run import collect_error
 from rlcore.tasks.steps.files import file_digest
 from rlcore.tasks.store.code_hash import source_digests
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from rlcore.config import AgentConfig, EpisodeConfig
 from rlcore.errors import ConfigError, DataError
+from rlcore.tasks.presets.graph import sampling_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, section_of
-from rlcore.tasks.presets.stages import sampling_of
 from rlcore.tasks.steps.files import file_digest
 from rlcore.tasks.store.code_hash import source_digests
 

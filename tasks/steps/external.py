@@ -9,8 +9,8 @@ from hashlib import sha256
 from rlcore.config import RewardTerm, RlConfig
 from rlcore.errors import StorageError
 from rlcore.rewards.other_interpreter import packages
+from rlcore.tasks.presets.graph import sampling_of, terms_of
 from rlcore.tasks.presets.sections import Sections
-from rlcore.tasks.presets.stages import sampling_of, terms_of
 from rlcore.tasks.steps.agents import agent_digests
 from rlcore.tasks.steps.algorithm_facts import uses_critic
 from rlcore.tasks.steps.episodes import episodes_digests

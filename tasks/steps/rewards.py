@@ -16,7 +16,7 @@ from rlcore.models.reward_ensemble import load_reward_model
 from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.reward_model import token_scorer
 from rlcore.rewards.table import RewardResources, build_rewards
-from rlcore.tasks.presets.evaluation import EvaluationConfig
+from rlcore.tasks.presets.settings import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext
 
 if TYPE_CHECKING:

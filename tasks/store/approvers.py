@@ -27,9 +27,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NoReturn
 
-from rlcore.config.bounds import PositiveInt
 from rlcore.errors import ConfigError, PromotionError, shown
-from rlcore.strict_config import build
+from rlcore.strict_config import PositiveInt, build
 from rlcore.tasks.store.settings import Home
 
 FILE = "promotion.toml"

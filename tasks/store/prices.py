@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlcore.config.bounds import NonNegativeFloat
-from rlcore.strict_config import build
+from rlcore.strict_config import NonNegativeFloat, build
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.toml_files import read_toml
 

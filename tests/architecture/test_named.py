@@ -11,8 +11,8 @@ from typing import Any
 
 from rlcore.metrics import METRICS, find_metric
 from rlcore.strict_config import INLINE
+from rlcore.tasks.presets.graph import STAGE_KINDS
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import STAGE_KINDS
 from tests.architecture.source_files import ROOT
 from tests.architecture.test_documents import DOCUMENTS
 

@@ -29,8 +29,8 @@ from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import StageResult
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.presets.budget import BudgetConfig
-from rlcore.tasks.presets.tracking import TrackingConfig
+from rlcore.tasks.presets.settings import BudgetConfig
+from rlcore.tasks.presets.settings import TrackingConfig
 
 @dataclass
 class Config:

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from rlcore.config.benchmark import BenchmarkConfig
+from rlcore.config.answers import BenchmarkConfig
 from rlcore.extras import install_command
 from rlcore.strict_config import INLINE
 from rlcore.tasks.drawing.levels import format_level

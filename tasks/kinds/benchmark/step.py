@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from rlcore.checks.audit.integrity import verify_model
-from rlcore.config.benchmark import BenchmarkConfig
+from rlcore.config.answers import BenchmarkConfig
 from rlcore.data_contracts.contracts.benchmark_records import CONTRACT, NAME
 from rlcore.data_contracts.contracts.contract import require
 from rlcore.errors import ConfigError, DataError

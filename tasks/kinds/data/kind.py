@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.kind import IMPORT, Lazy, Stage, stage_of_checkpoint, stages_of_data
-from rlcore.tasks.presets.chosen import chosen_by
 from rlcore.tasks.presets.data import POLICY, DatasetConfig
-from rlcore.tasks.presets.evaluation import EvaluationConfig
 from rlcore.tasks.presets.graph import graders_of, prompt_data
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.sections import Sections, data_sections
+from rlcore.tasks.presets.sections import Sections, chosen_by, data_sections
+from rlcore.tasks.presets.settings import EvaluationConfig
 from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.steps.data_source import resolve_adapter, source_digest
 from rlcore.tasks.store.markdown import code, plain

@@ -6,13 +6,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
 
-from rlcore.config.rejection import AnswersConfig
+from rlcore.config.answers import AnswersConfig
 from rlcore.strict_config import INLINE
 from rlcore.tasks.kinds.facts import Product, Rows
 from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
-from rlcore.tasks.presets.graph import start_of
+from rlcore.tasks.presets.graph import reward_models_of, start_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import reward_models_of
 from rlcore.tasks.steps.external import external_digest
 
 

@@ -16,7 +16,7 @@ from rlcore.data_contracts.drift.comparison import (
     worst_level,
 )
 from rlcore.errors import DataError
-from rlcore.tasks.presets.retrain import DriftConfig, RetrainConfig
+from rlcore.tasks.presets.settings import DriftConfig, RetrainConfig
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.store.storage import read_json, write_json

@@ -21,7 +21,7 @@ from rlcore.rewards.base import RewardFn, failed_score, score_each
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
 from rlcore.tasks.drawing.levels import format_interval
-from rlcore.tasks.presets.evaluation import EvaluationConfig
+from rlcore.tasks.presets.settings import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.play import open_player
 from rlcore.tasks.steps.rewards import verifier

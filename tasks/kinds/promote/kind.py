@@ -12,9 +12,9 @@ from rlcore.tasks.kinds.evaluate.kind import evaluate_stage
 from rlcore.tasks.kinds.kind import Lazy, Stage, sections, stages_of_data
 from rlcore.tasks.kinds.win_rate.kind import WinRateStage, win_rate_stage
 from rlcore.tasks.presets.graph import evaluated_data
-from rlcore.tasks.presets.promotion import PromotionConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.presets.settings import PromotionConfig
 
 if TYPE_CHECKING:
     from rlcore.tasks.tracking.registry import ModelVersion

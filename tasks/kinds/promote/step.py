@@ -20,8 +20,7 @@ from rlcore.evaluation.promotion import PairedMetric, PromotionDecision, Promoti
 from rlcore.models.importing import import_model
 from rlcore.strict_config import to_dict
 from rlcore.tasks.kinds.promote.kind import CHALLENGER_ASKED, CHAMPION_ASKED, WINS, model_name
-from rlcore.tasks.presets.evaluation import NO_ACCURACY
-from rlcore.tasks.presets.promotion import PromotionConfig
+from rlcore.tasks.presets.settings import NO_ACCURACY, PromotionConfig
 from rlcore.tasks.steps.base import MODEL, RECORDS, StageContext, StageResult, prepare_stage_name
 from rlcore.tasks.steps.prompt_hashes import prompt_hashes
 from rlcore.tasks.steps.rows import read_prompts

@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rlcore.tasks.kinds.kind import Lazy, Stage, own_sections, stages_of_data
+from rlcore.tasks.presets.graph import data_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import data_of
 
 if TYPE_CHECKING:
     from rlcore.tasks.tracking.past import ChampionLineage

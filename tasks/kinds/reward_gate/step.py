@@ -18,8 +18,8 @@ from rlcore.evaluation.paired_tests import min_sample_size, noninferiority_p, sc
 from rlcore.evaluation.promotion import PromotionDecision
 from rlcore.hardware.runtime import Runtime
 from rlcore.models.reward_ensemble import load_reward_model
-from rlcore.tasks.presets.retrain import RetrainConfig
 from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.presets.settings import RetrainConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult, prepare_stage_name
 from rlcore.tasks.steps.prompt_hashes import prompt_hashes
 from rlcore.tasks.steps.rows import PairRow, read_pairs

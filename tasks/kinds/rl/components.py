@@ -16,7 +16,7 @@ from rlcore.loop import Components, HeldOut
 from rlcore.models.architectures import max_positions
 from rlcore.tasks.kinds.rl.curriculum import curriculum_prompts
 from rlcore.tasks.kinds.rl.placed import PLACES, REFERENCE, START
-from rlcore.tasks.presets.evaluation import EvaluationConfig
+from rlcore.tasks.presets.settings import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext
 from rlcore.tasks.steps.play import open_player
 from rlcore.tasks.steps.rewards import (

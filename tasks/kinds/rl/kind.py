@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from rlcore.checks.health import HealthMonitor
-from rlcore.config.bounds import Fraction, PositiveFloat
 from rlcore.config.rl import OBSERVERS, RlConfig
 from rlcore.errors import ConfigError
 from rlcore.hardware.memory_plan import ModelSize, rl_footprint
-from rlcore.strict_config import INLINE
+from rlcore.strict_config import INLINE, Fraction, PositiveFloat
 from rlcore.tasks.kinds.facts import Product, Rows
 from rlcore.tasks.kinds.kind import (
     Continuation,
@@ -25,10 +24,9 @@ from rlcore.tasks.kinds.kind import (
     stage_of_checkpoint,
     stages_of_data,
 )
-from rlcore.tasks.presets.graph import evaluated_data, num_earlier_rl, ref_policy_of, start_of
+from rlcore.tasks.presets.graph import curriculum_of, evaluated_data, num_earlier_rl, ref_policy_of, start_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
-from rlcore.tasks.presets.stages import curriculum_of
 from rlcore.tasks.steps.algorithm_facts import algorithm_facts, uses_critic
 from rlcore.tasks.steps.external import external_digest, needed_reward_models
 from rlcore.tasks.steps.memory_need import OFFLOAD, Device, Need, engine_bytes, of_a_rank, per_pass, true_of

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, Literal
 
-from rlcore.config.win_rate import WinRateConfig
+from rlcore.config.answers import WinRateConfig
 from rlcore.strict_config import INLINE
 from rlcore.tasks.kinds.facts import Product, Rows
 from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.kinds.reward_model.kind import RewardModelStage
-from rlcore.tasks.presets.graph import ancestors, ref_policy_of, start_of
+from rlcore.tasks.presets.graph import ancestors, ref_policy_of, reward_models_of, rewards_of, start_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import reward_models_of, rewards_of
 from rlcore.tasks.steps.external import external_digest
 
 

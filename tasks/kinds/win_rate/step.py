@@ -11,7 +11,7 @@ import pandas as pd
 
 from rlcore.checks.audit.integrity import verify_model
 from rlcore.config import WinRateConfig
-from rlcore.config.win_rate import JudgeConfig
+from rlcore.config.answers import JudgeConfig
 from rlcore.errors import ConfigError
 from rlcore.evaluation.conditions import check_max
 from rlcore.evaluation.dependence import Dependence, dependence

@@ -13,8 +13,7 @@ from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ConfigError
 from rlcore.flows.presets import open_preset
 from rlcore.models.importing import import_model
-from rlcore.tasks.presets.graph import rl_stages
-from rlcore.tasks.presets.stages import sampling_of
+from rlcore.tasks.presets.graph import rl_stages, sampling_of
 from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder
 from tests.flows.warm import run_warm

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.config import ModelConfig
-from rlcore.config.benchmark import BenchmarkConfig
+from rlcore.config.answers import BenchmarkConfig
 from rlcore.errors import ConfigError, DataError, ModelError
 from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy

@@ -26,8 +26,8 @@ from rlcore.tasks.pipeline.budget import (
     uncounted,
 )
 from rlcore.tasks.pipeline.run import run_pipeline
-from rlcore.tasks.presets.budget import BudgetConfig
 from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.settings import BudgetConfig
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.cache import StageCache
 from rlcore.tasks.store.prices import prices_path

@@ -15,9 +15,8 @@ from rlcore.tasks.pipeline.budget import Meter
 from rlcore.tasks.pipeline.curves import tool_errors
 from rlcore.tasks.pipeline.stage_runs import PipelineRun
 from rlcore.tasks.pipeline.stages import run_stage
-from rlcore.tasks.presets.budget import BudgetConfig
 from rlcore.tasks.presets.sections import Sections
-from rlcore.tasks.presets.tracking import TrackingConfig
+from rlcore.tasks.presets.settings import BudgetConfig, TrackingConfig
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactStore
 from rlcore.tasks.store.cache import StageCache

@@ -19,9 +19,9 @@ from rlcore.tasks.pipeline.budget import Meter
 from rlcore.tasks.pipeline.machine import known_machine
 from rlcore.tasks.pipeline.stage_runs import PipelineRun, parameters
 from rlcore.tasks.pipeline.stages import run_stage
-from rlcore.tasks.presets.budget import BudgetConfig
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
+from rlcore.tasks.presets.settings import BudgetConfig
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import StageCache

@@ -1,29 +1,36 @@
-"""Described presets: nothing of the dataclasses is missing, and what is said of a key is what is read."""
+"""Described presets: as sections, as TOML, as a schema for editors, and by the names that peers give their keys."""
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import jsonschema
 import pytest
 
-from rlcore.flows.presets import FOLDER, open_preset
-from rlcore.strict_config import Above, AtLeast, Below, Between, keys_of
+from rlcore.flows.presets import FOLDER, open_preset, preset_path
+from rlcore.strict_config import above, at_least, below, between, keys_of
 from rlcore.tasks.kinds.rl.kind import RlStage
+from rlcore.tasks.presets.graph import STAGE_KINDS
 from rlcore.tasks.presets.key_reference import (
+    as_toml,
     comments,
     describe,
     fields_of,
     origin_of,
     origins,
     plain,
+    preset_schema,
     select_keys,
     type_text,
 )
-from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.stages import STAGE_KINDS
+from rlcore.tasks.presets.peers import KINDS, meant, peer_keys
+from rlcore.tasks.presets.run import RunConfig, apply_override, load_preset
+from tests.flows.micro import PRESETS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +55,12 @@ def test_a_comment_beside_a_field_is_its_note() -> None:
     ("kind", "text"),
     [
         (int, "integer"),
-        (Annotated[int, AtLeast(1)], "integer, at least 1"),
-        (Annotated[float, Above(0.0), Below(0.5)], "float, above 0, below 0.5"),
-        (Annotated[float, Between(0.0, 1.0)] | None, "float, from 0 to 1"),
+        (Annotated[int, at_least(1)], "integer, at least 1"),
+        (Annotated[float, above(0.0), below(0.5)], "float, greater than 0.0, less than 0.5"),
+        (Annotated[float, between(0.0, 1.0)] | None, "float, between 0.0 and 1.0"),
         (Literal["a", "b"] | None, '"a" or "b"'),
         (tuple[str, ...], "list of: string"),
-        (Mapping[str, Annotated[float, Above(0.0)]], "table of: float, above 0"),
+        (Mapping[str, Annotated[float, above(0.0)]], "table of: float, greater than 0.0"),
         (str | int | bool, "string, integer or boolean"),
     ],
 )
@@ -136,3 +143,128 @@ def test_a_committed_preset_is_found_from_a_folder_elsewhere(tmp_path: Path) -> 
 def test_a_path_chooses_a_section_or_one_key(prefix: str, paths: list[str], num_keys: int) -> None:
     found = select_keys(describe(open_preset("tiny")), prefix)
     assert ([each.path for each in found], sum(len(each.keys) for each in found)) == (paths, num_keys)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_printed_preset_reads_back_as_itself(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # where it is printed: files are named from there
+    config = open_preset(preset)
+    printed = tmp_path / "printed.toml"
+    printed.write_text(as_toml(describe(config), origins(preset_path(preset), FOLDER)), encoding="utf-8")
+    assert load_preset(printed) == config
+
+
+def test_each_key_is_printed_with_what_it_may_be_and_where_it_was_set() -> None:
+    printed = as_toml(describe(open_preset("tiny", ["seed=7"])), origins(preset_path("tiny"), FOLDER, ["seed=7"]))
+    lines = {line.partition(" =")[0]: line for line in printed.splitlines()}
+    assert lines["seed"].split("  # ")[1] == "integer, at least 0; required; set in --set"
+    assert "integer, at least 1; default 64; of the periodic" in lines["num_monitor_problems"]
+    assert lines["num_monitor_problems"].endswith("set in tiny.toml")
+    assert "[[stages.ppo.rewards]]" in printed
+    assert "# [retrain]: left out" in printed
+
+
+@pytest.fixture(scope="module")
+def validator() -> Any:
+    jsonschema.Draft202012Validator.check_schema(preset_schema())
+    return jsonschema.Draft202012Validator(preset_schema())
+
+
+def faults(validator: Any, document: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the location and message of each error."""
+    found = sorted(validator.iter_errors(document), key=str)
+    return [(".".join(map(str, error.absolute_path)), error.message) for error in found]
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_committed_preset_is_valid(validator: Any, preset: str) -> None:
+    assert faults(validator, tomllib.loads((FOLDER / f"{preset}.toml").read_text(encoding="utf-8"))) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "where", "text"),
+    [
+        ("stages.grpo.learning_rat=1e-6", "stages.grpo", "learning_rat"),
+        ("hardwar.dtype=float32", "", "hardwar"),
+        ("stages.grpo.kl.coefficent=0.1", "stages.grpo.kl", "coefficent"),
+        ("stages.grpo.learning_rate=fast", "stages.grpo.learning_rate", "number"),
+        ("stages.grpo.learning_rate=0.0", "stages.grpo.learning_rate", "minimum"),
+        ("stages.grpo.group_size=1.5", "stages.grpo.group_size", "integer"),
+        ("hardware.dtype=bf16", "hardware.dtype", "bfloat16"),
+        ("stages.grpo.rewards.0.wieght=1.0", "stages.grpo.rewards.0", "wieght"),
+        ("stages.grpo.kind=rll", "stages.grpo.kind", "reward_model"),
+        ("data.prompts.contract=prompt", "data.prompts.contract", "code_tasks"),
+    ],
+)
+def test_what_is_mistyped_is_found_where_it_stands(validator: Any, override: str, where: str, text: str) -> None:
+    document = tomllib.loads((FOLDER / "tiny.toml").read_text(encoding="utf-8"))
+    apply_override(document, override)
+    ((place, message),) = faults(validator, document)
+    assert place == where
+    assert text in message
+
+
+def test_what_a_whole_preset_needs_a_file_that_extends_may_leave_out(validator: Any) -> None:
+    part = {"name": "mine", "stages": {"grpo": {"learning_rate": 1e-6}}}
+    assert faults(validator, {"extends": "tiny", **part}) == []
+    assert {message for _, message in faults(validator, part)} == {
+        f"{key!r} is a required property" for key in ("seed", "model", "data", "evaluation")
+    }
+    assert faults(validator, {"extends": "tiny", "stages": {"grpo": {"learning_rat": 1e-6}}})[0][0] == "stages.grpo"
+
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = ROOT / "docs" / "coming-from.md"
+
+
+def keys_of_kind(kind: str) -> set[str]:
+    """All keys of a preset whose stages are of this kind, with the placeholder <name>."""
+    others = {each for name, each in STAGE_KINDS.items() if name != kind}
+    found, inside_other = set(), False
+    for section in describe():
+        if section.path == "stages.<name>":
+            inside_other = section.kind in others
+        if not (inside_other and section.path.startswith("stages.")):
+            found |= {f"{section.path}.{key.name}".lstrip(".") for key in section.keys}
+            found.add(section.path.removesuffix(".<number>"))
+    return found
+
+
+@pytest.mark.parametrize("trainer", KINDS)
+def test_every_key_of_ours_exists_in_its_kind_of_stage(trainer: str) -> None:
+    known = keys_of_kind(KINDS[trainer])
+    wanted = {
+        row.key("<name>", KINDS[trainer], "<name>") for row in peer_keys() if row.ours and trainer in row.trainers
+    }
+    assert wanted - known == set()
+
+
+def test_each_row_says_what_becomes_of_the_key() -> None:
+    assert [row.name for row in peer_keys() if bool(row.ours) == (row.only is not None)] == []
+
+
+def test_the_page_agrees_with_the_table() -> None:
+    rows = [row for row in peer_keys() if {"grpo", "ppo"} & {*row.trainers}]
+    ours = {row.name: row.key("<name>", "rl", "<name>").removeprefix("stages.<name>.") for row in rows}
+    lines = [line.split("|")[1:-1] for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    assert len(lines) >= 10
+    for cells in lines:
+        trl, verl, here = (re.findall("`(.+?)`", cell)[0] for cell in cells)
+        assert ours[trl] == here
+        assert [key for name, key in ours.items() if f".{name}".endswith(f".{verl}") and name != trl] == [here]
+
+
+def test_a_name_in_the_wrong_table_leads_to_the_table_around_it() -> None:
+    preset = {"stages": {"a": {"kind": "rl"}, "b": {"kind": "dpo"}}, "data": {"mine": {"contract": "prompts"}}}
+    hints = {
+        "stages.a.critic.lr": "stages.a.critic.learning_rate",
+        "stages.a.lr": "stages.a.learning_rate",
+        "stages.b.max_steps": "stages.b.num_epochs",
+        "stages.a.kl.beta": "stages.a.kl.coefficient",
+        "stages.a.max_prompt_length": "data.mine.max_tokens",
+        "num_generations": "stages.a.group_size",
+        "warmup_ratio": "stages.a.update.optim.warmup_steps",
+    }
+    found = {path: meant(preset, path, 1).partition("?")[0] for path in hints}
+    assert found == {path: f"did you mean {key}" for path, key in hints.items()}
+    assert meant(preset, "stages.a.name", 1) == meant(preset, "stages.a.no_such", 1) == ""

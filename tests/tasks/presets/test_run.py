@@ -1,4 +1,4 @@
-"""Presets: files and overrides, the rules between fields, and what every preset must state."""
+"""Presets: files, overrides, paths and licences; every fault with its full key before anything runs."""
 
 from __future__ import annotations
 
@@ -11,151 +11,106 @@ import pytest
 
 from rlcore import config
 from rlcore.algorithms.kl import KL_LOSSES
-from rlcore.config import KlConfig, to_dict
+from rlcore.config import KlConfig
 from rlcore.errors import ConfigError
-from rlcore.strict_config import build
+from rlcore.flows.presets import FOLDER, open_preset
+from rlcore.strict_config import build, to_dict
 from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.presets.key_reference import describe
-from rlcore.tasks.presets.run import RunConfig, load_preset
-from tests import strategies
+from rlcore.tasks.presets.run import RunConfig, apply_override, load_preset, read_preset
+from rlcore.tasks.store.passwords import has_secret
+from rlcore.tasks.store.settings import Home, configure_environment
 
-SHIPPED = Path(__file__).resolve().parents[3] / "flows" / "presets"
-DATA = """
-[data.{name}]
-contract = "{contract}"
-adapter = "rlcore.examples.arithmetic:ADAPTER"
-num_train = 10
-num_eval = 5
-max_tokens = 64
-"""
-RL = """
-[stages.{name}]
-kind = "rl"
-init_from = "sft"
-prompts = {{ prompts = 1.0 }}
-algorithm = "{name}"
-num_iterations = 2
-prompts_per_iteration = 2
-group_size = 4
-learning_rate = 1e-3
-rewards = [{rewards}]
-sampling = {{ max_new_tokens = 8 }}
-"""
-MATH, LEARNED = '{ kind = "math" }', '{ kind = "reward_model", stage = "reward_model", weight = 0.1 }'
-PRESET = f"""
-name = "test"
-seed = 0
-
-[model]
-source = "scratch"
-
-{DATA.format(name="prompts", contract="prompts")}
-{DATA.format(name="demonstrations", contract="demonstrations")}
-{DATA.format(name="preferences", contract="preference_pairs")}
-
-[stages.sft]
-kind = "sft"
-init_from = "base"
-data = ["demonstrations"]
-num_steps = 3
-batch_size = 2
-learning_rate = 1e-3
-
-[stages.reward_model]
-kind = "reward_model"
-init_from = "sft"
-data = ["preferences"]
-num_epochs = 1
-batch_size = 2
-learning_rate = 1e-3
-head_learning_rate = 1e-2
-
-{RL.format(name="grpo", rewards=MATH)}
-{RL.format(name="ppo", rewards=f"{MATH}, {LEARNED}")}
-
-[evaluation]
-num_problems = 5
-max_new_tokens = 8
-"""
+SECRET = "hunter2secret"
+JUDGE = "stages.grpo.rewards=[{{kind='judge',options={{base_url='{}',model='m'}}}}]"
+LORA, LORA_CRITIC = "stages.reward_model.backbone.lora.rank=2", "stages.ppo.critic.architecture=lora"
+OF_ADAPTER = ("stages.ppo.update.lora.rank=2", LORA_CRITIC, "stages.ppo.critic.init_from=reward_model")
+NO_KL = "stages.grpo.kl.coefficient=0.0"
+CUT = "stages.ppo.critic.gae.bootstrap_truncated=true"
 
 
-@pytest.fixture
-def preset(tmp_path: Path) -> Path:
-    """A small preset on disk."""
-    path = tmp_path / "test.toml"
-    path.write_text(PRESET, encoding="utf-8")
+def written(folder: Path, text: str) -> Path:
+    """Write a preset, which extends ``tiny`` if it names no other base."""
+    path = folder / "mine.toml"
+    path.write_text(text if "extends" in text else f'extends = "tiny"\n{text}', encoding="utf-8")
     return path
 
 
-def test_a_preset_is_read_with_its_defaults(preset: Path) -> None:
-    run = load_preset(preset)
-    assert (run.name, run.stages["grpo"].settings.group_size, run.stages["grpo"].settings.update.num_epochs) == (
-        "test",
-        4,
-        1,
-    )
-    assert run.stages["grpo"].settings.update.rollout_correction.mode == "truncate"  # the correction is on by default
+def read(path: Path, *overrides: str) -> RunConfig:
+    return load_preset(path, overrides, library=FOLDER)
 
 
-def test_overrides_reach_nested_fields_and_items_of_lists(preset: Path) -> None:
-    overrides = ["stages.grpo.learning_rate=2e-6", "stages.ppo.rewards.0.weight=0.5", "stages.sft.optim.beta1=0.0"]
-    run = load_preset(preset, [*overrides, "data.prompts.path=data/my.jsonl"])
+def test_overrides_reach_nested_fields_and_items_of_lists() -> None:
+    changes = ["stages.grpo.learning_rate=2e-6", "stages.ppo.rewards.0.weight=0.5", "data.prompts.path=my.jsonl"]
+    run = open_preset("tiny", [*changes, 'without=["promotion"]', "data.prompts.adapter=prompts"])
     assert run.stages["grpo"].settings.learning_rate == 2e-6
     assert [term.weight for term in run.stages["ppo"].settings.rewards] == [0.5, 0.1]
-    assert run.stages["sft"].settings.optim.beta1 == 0.0
-    assert run.data["prompts"].path == "data/my.jsonl"
-    assert set(load_preset(preset, ['without=["stages.ppo"]']).stages) == {"sft", "reward_model", "grpo"}
+    assert (run.data["prompts"].path, run.promotion) == ("my.jsonl", None)
+    assert run.stages["grpo"].settings.update.rollout_correction.mode == "truncate"  # on by default
 
 
 @pytest.mark.parametrize(
-    ("override", "fault"),
+    ("overrides", "fault"),
     [
-        (
-            "stages.grpo.learning_rat=1e-6",
-            "stages.grpo.learning_rat: unknown key; did you mean stages.grpo.learning_rate?",
-        ),
+        ("stages.grpo.learning_rat=1e-6", "grpo.learning_rat: unknown key; did you mean stages.grpo.learning_rate?"),
         ("stage.grpo.num_iterations=2", "stage: unknown key; did you mean stages?"),
         ("stages.grpo.learning_rate=-1.0", "stages.grpo.learning_rate = -1.0: must be greater than 0.0"),
-        ("stages.grpo.update.num_epochs=0", "stages.grpo.update.num_epochs = 0: must be at least 1"),
-        ("stages.grpo.group_size=four", "stages.grpo.group_size = 'four': must be an integer, not a string"),
         ("stages.sft.optim.beta1=1.0", "stages.sft.optim.beta1 = 1.0: must be less than 1.0"),
         ("stages.ppo.critic.lam=1.1", "stages.ppo.critic.lam = 1.1: must be between 0.0 and 1.0"),
         ("stages.ppo.critic.gae.lam_value=2.0", "stages.ppo.critic.gae.lam_value = 2.0: must be between 0.0 and 1.0"),
         ("stages.ppo.critic.optim.beta1=1.0", "stages.ppo.critic.optim.beta1 = 1.0: must be less than 1.0"),
-        ("stages.ppo.rewards.1.kind=3", "stages.ppo.rewards.1.kind = 3: must be a string, not an integer"),
-        ("stages.grpo.kl.coefficient=nan", "stages.grpo.kl.coefficient = nan: must be a finite number"),
-        ("stages.grpo.kl.target=0.1", "stages.grpo.kl: target > 0 needs a starting coefficient > 0"),
+        ((NO_KL, "stages.grpo.kl.target=0.1"), "stages.grpo.kl: target > 0 needs a starting coefficient > 0"),
         ("stages.grpo.update.objective.dual_clip=0.9", "stages.grpo.update.objective: dual_clip must be above 1"),
+        ("stages.grpo.update.objective.clip_low=-0.1", "objective.clip_low = -0.1: must be at least 0.0"),
+        ("stages.grpo.update.objective.scale=std", "objective.scale = 'std': must be one of 'group', "),
         (
-            "stages.grpo.update.objective.clip_low=-0.1",
-            "stages.grpo.update.objective.clip_low = -0.1: must be at least 0.0",
+            (NO_KL, "stages.grpo.update.early_stop_ref_kl=0.1"),
+            "stages.grpo: update.early_stop_ref_kl needs kl.coefficient",
         ),
-        (
-            "stages.grpo.update.objective.scale=std",
-            "stages.grpo.update.objective.scale = 'std': must be one of 'group', ",
-        ),
-        ("stages.grpo.update.early_stop_ref_kl=0.1", "stages.grpo: update.early_stop_ref_kl needs kl.coefficient > 0"),
         ("stages.reward_model.trainable_layers=0", "stages.reward_model.trainable_layers: unknown key"),
-        (
-            "stages.grpo.update.rollout_correction.high=0.1",
-            "stages.grpo.update.rollout_correction: low must not be above high",
-        ),
+        ("stages.grpo.update.rollout_correction.high=0.1", "update.rollout_correction: low must not be above high"),
         ("hardware.num_threads=100000", "hardware.num_threads = 100000: must be between 0 and 1024"),
         ("distributed.timeout_minutes=1e300", "distributed.timeout_minutes = 1e+300: must be less than 1000000.0"),
         ("model.shape.num_heads=5", "model.shape: hidden_size must be a multiple of 2 * num_heads"),
         ("model.shape.num_kv_heads=4", "model.shape: num_heads must be a multiple of num_kv_heads"),
+        ("model.chat_template_kwargs={messages=true}", "model: chat_template_kwargs.messages: presets cannot set this"),
+        ("model.chat_template_kwargs={'two words'=true}", "chat_template_kwargs.two words: presets cannot set this"),
+        ("model.template_date=today", "model: template_date = 'today' must be a date such as"),
+        ("model.template_date='2026-02-30'", "model: template_date = '2026-02-30' must be a date such as"),
+        ("data.prompts.eval_path=test.jsonl", "data.prompts: eval_path names the held-out rows"),
+        ((LORA, "stages.reward_model.backbone.trainable_layers=0"), "backbone: lora.rank > 0 freezes the backbone"),
+        ((LORA, "stages.reward_model.backbone.layers=1"), "backbone: lora.rank > 0 keeps the whole backbone"),
+        ((LORA, "stages.reward_model.ensemble=2"), "reward_model: backbone.lora.rank > 0 trains one reward model"),
+        (OF_ADAPTER, "set stages.reward_model.backbone.lora.rank > 0"),
+        ((CUT, "stages.ppo.update.truncated_completions=mask"), "ppo: critic.gae.bootstrap_truncated values the end"),
+        ((CUT, "stages.ppo.update.truncated_completions=zero"), "ppo: critic.gae.bootstrap_truncated values the end"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_path_before_anything_runs(preset: Path, override: str, fault: str) -> None:
+def test_a_wrong_value_is_refused_with_its_path(overrides: str | tuple[str, ...], fault: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_preset(preset, [override])
+        open_preset("tiny", [overrides] if isinstance(overrides, str) else overrides)
     assert fault in caught.value.what
-    assert caught.value.where == str(preset)
+    assert caught.value.where == str(FOLDER / "tiny.toml")
 
 
-def test_all_faults_of_a_preset_are_listed_at_once(preset: Path) -> None:
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (LORA,),
+        ("stages.reward_model.backbone.trainable_layers=2", "stages.reward_model.ensemble=2"),
+        (*OF_ADAPTER, LORA),
+        (CUT,),
+        ("stages.grpo.kl.target=1.0", "stages.grpo.kl.apply_to=reward"),
+        ("stages.grpo.kl.target=1.0", "stages.grpo.kl.apply_to=loss"),
+    ],
+)
+def test_what_another_setting_would_forbid_is_accepted_without_it(overrides: tuple[str, ...]) -> None:
+    assert open_preset("tiny", overrides)
+
+
+def test_all_faults_of_a_preset_are_listed_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
-        load_preset(preset, ["seed=-1", "stages.sft.num_steps=0", "stages.grpo.kl.apply_to=nowhere", "extra=1"])
+        open_preset("tiny", ["seed=-1", "stages.sft.num_steps=0", "stages.grpo.kl.apply_to=nowhere", "extra=1"])
     assert len(caught.value.what.splitlines()) == 1 + 4
 
 
@@ -181,91 +136,82 @@ def test_an_unreadable_preset_is_refused_with_its_path(tmp_path: Path, content: 
     assert caught.value.where == str(path)
 
 
-def test_the_plain_values_of_a_preset_build_it_again(preset: Path) -> None:
-    run = load_preset(preset, ["stages.grpo.kl.coefficient=0.1"])
+def test_the_plain_values_of_a_preset_build_it_again() -> None:
+    run = open_preset("tiny")
     assert build(RunConfig, to_dict(run)) == run
 
 
-@pytest.mark.parametrize("placement", ["reward", "loss"])
-def test_the_adaptive_coefficient_is_accepted_in_the_reward_and_in_the_loss(placement: Any) -> None:
-    assert KlConfig(target=1.0, coefficient=0.1, apply_to=placement).target == 1.0
-
-
-@pytest.mark.parametrize(
-    ("overrides", "fault"),
-    [
-        (["backbone.trainable_layers=0"], "stages.reward_model.backbone: lora.rank > 0 freezes the backbone"),
-        (["backbone.trainable_layers=2"], "stages.reward_model.backbone: lora.rank > 0 freezes the backbone"),
-        (["backbone.layers=1"], "stages.reward_model.backbone: lora.rank > 0 keeps the whole backbone"),
-        (["ensemble=2"], "stages.reward_model: backbone.lora.rank > 0 trains one reward model, so ensemble must be 1"),
-    ],
-)
-def test_what_makes_no_sense_with_an_adapter_of_the_reward_model_is_refused(
-    preset: Path, overrides: list[str], fault: str
-) -> None:
-    adapted = "stages.reward_model.backbone.lora.rank=2"
-    changed = [f"stages.reward_model.{override}" for override in overrides]
-    assert load_preset(preset, changed)  # without an adapter
-    assert load_preset(preset, [adapted])
-    with pytest.raises(ConfigError) as caught:
-        load_preset(preset, [adapted, *changed])
-    assert fault in caught.value.what
-
-
-def test_a_stage_is_given_by_its_name_and_kind_or_refused_with_those_there_are(preset: Path) -> None:
-    run = load_preset(preset)
+def test_a_stage_is_given_by_its_name_and_kind_or_refused_with_those_there_are() -> None:
+    run = open_preset("tiny")
     assert run.stage("grpo", RlStage) is run.stages["grpo"]
     with pytest.raises(ConfigError, match=r"no such stage 'sft'(?s:.*)name one of grpo, ppo"):
         run.stage("sft", RlStage)
-
-
-def test_a_critic_that_is_an_adapter_of_the_reward_model_needs_one_that_is_an_adapter(preset: Path) -> None:
-    overrides = [
-        "stages.ppo.update.lora.rank=2",
-        "stages.ppo.critic.architecture=lora",
-        "stages.ppo.critic.init_from=reward_model",
-    ]
-    with pytest.raises(ConfigError, match=r"stages\.ppo\.critic .* set stages\.reward_model\.backbone\.lora\.rank > 0"):
-        load_preset(preset, overrides)
-    assert load_preset(preset, [*overrides, "stages.reward_model.backbone.lora.rank=4"])
 
 
 def test_every_kl_estimator_that_can_be_configured_exists() -> None:
     assert set(typing.get_args(typing.get_type_hints(KlConfig)["estimator"])) == set(KL_LOSSES)
 
 
-OF_THE_LIBRARY = {kind for kind in vars(config).values() if dataclasses.is_dataclass(kind)}
-SECTIONS = OF_THE_LIBRARY | {section.kind for section in describe()}
+def test_every_section_is_frozen_documented_and_small() -> None:
+    of_the_library: set[Any] = {kind for kind in vars(config).values() if dataclasses.is_dataclass(kind)}
+    for kind in of_the_library | {section.kind for section in describe()}:
+        assert kind.__dataclass_params__.frozen
+        assert kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}(")  # the one that dataclass writes
+        assert len(dataclasses.fields(kind)) <= 14 or kind is RunConfig  # a preset is a list of sections
 
 
-@pytest.mark.parametrize("kind", sorted(SECTIONS, key=lambda kind: kind.__name__))
-def test_every_section_is_frozen_documented_and_small(kind: Any) -> None:
-    assert kind.__dataclass_params__.frozen
-    assert kind.__doc__
-    assert not kind.__doc__.startswith(f"{kind.__name__}(")  # the one that dataclass writes
-    assert len(dataclasses.fields(kind)) <= 14 or kind is RunConfig  # a preset is a list of sections
+def overridden(*overrides: str) -> dict[str, Any]:
+    """Return a small document after overrides."""
+    document: dict[str, Any] = {"a": {"b": 1}, "items": [{"kind": "x"}, {"kind": "y"}]}
+    for override in overrides:
+        apply_override(document, override)
+    return document
 
 
-def extended(folder: Path, text: str) -> Path:
-    (folder / "base.toml").write_text(PRESET)
-    path = folder / "mine.toml"
-    path.write_text(text)
-    return path
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        *(("2", 2), ("2e-6", 2e-6), ("true", True), ('"two words"', "two words"), ("x=y", "x=y"), ("", "")),
+        *(("data/my.jsonl", "data/my.jsonl"), ("hub:org/name@main", "hub:org/name@main"), ("[1, 2]", [1, 2])),
+    ],
+)
+def test_an_override_is_read_as_toml_and_else_as_a_bare_word(text: str, value: object) -> None:
+    assert overridden("a.b=0", f" a.b = {text}")["a"]["b"] == overridden(f"a.b={text}")["a"]["b"] == value
+
+
+def test_an_override_reaches_into_lists_by_number_and_makes_missing_sections() -> None:
+    document = overridden("items.1.weight=0.5", "new.deep.key=1")
+    assert document["items"] == [{"kind": "x"}, {"kind": "y", "weight": 0.5}]
+    assert document["new"] == {"deep": {"key": 1}}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("a.b", "not of the form path.to.key=value"),
+        ("=3", "not of the form path.to.key=value"),
+        ("a.b.c=3", "'b' is a value, not a section"),
+        ("items.7.kind=x", "'7' is not a number below 2"),
+        ("items.first.kind=x", "'first' is not a number below 2"),
+        ("items.0=x", "name an item of the list by its number, then its key"),
+    ],
+)
+def test_a_wrong_override_is_named(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        overridden(override)
 
 
 def test_a_preset_that_extends_another_changes_only_what_it_names(tmp_path: Path) -> None:
-    path = extended(tmp_path, 'extends = "base"\nname = "mine"\n[stages.grpo.kl]\ncoefficient = 0.25\n')
-    base, grpo = load_preset(tmp_path / "base.toml"), load_preset(tmp_path / "base.toml").stages["grpo"]
-    kl = dataclasses.replace(grpo.settings.kl, coefficient=0.25)
-    changed = dataclasses.replace(grpo, settings=dataclasses.replace(grpo.settings, kl=kl))
-    assert load_preset(path) == dataclasses.replace(base, name="mine", stages={**base.stages, "grpo": changed})
-    overridden = load_preset(path, ["stages.grpo.kl.coefficient=0.5"])  # which comes after what is extended
-    assert overridden.stages["grpo"].settings.kl.coefficient == 0.5
+    path = written(tmp_path, 'name = "mine"\n[stages.grpo.kl]\ncoefficient = 0.25\n')
+    tiny = open_preset("tiny", ["name=mine", "stages.grpo.kl.coefficient=0.25"])
+    assert read(path) == tiny
+    kl = read(path, "stages.grpo.kl.coefficient=0.5").stages["grpo"].settings.kl  # which comes after what is extended
+    assert kl.coefficient == 0.5
 
 
 def test_a_preset_may_leave_out_sections_of_its_base_and_replaces_a_list_as_a_whole(tmp_path: Path) -> None:
-    text = 'extends = "base"\nwithout = ["data.preferences", "stages.ppo", "stages.reward_model"]\n'
-    mine = load_preset(extended(tmp_path, f'{text}[stages.grpo]\nrewards = [{{ kind = "format", weight = 2.0 }}]\n'))
+    text = 'without = ["data.preferences", "stages.ppo", "stages.reward_model"]\n'
+    mine = read(written(tmp_path, f'{text}[stages.grpo]\nrewards = [{{ kind = "format", weight = 2.0 }}]\n'))
     assert (set(mine.data), set(mine.stages)) == ({"prompts", "demonstrations"}, {"sft", "grpo"})
     assert [term.kind for term in mine.stages["grpo"].settings.rewards] == ["format"]
 
@@ -273,53 +219,39 @@ def test_a_preset_may_leave_out_sections_of_its_base_and_replaces_a_list_as_a_wh
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('extends = "base"\nwithout = ["stages.reward_model"]\n', r"rewards\.1\.stage = 'reward_model': not a stage"),
-        ('extends = "base"\nwithout = ["nothing"]\n', "'nothing', which the extended preset does not have"),
-        ('extends = "bse"\n', r"extends = 'bse': there is no such preset\n.*mine.toml\n.*name one of base$"),
-        ('extends = "base.toml"\n', "name one of base$"),
-        ('extends = "../base"\n', "not the name of a preset"),
+        ('without = ["stages.reward_model"]\n', r"rewards\.1\.stage = 'reward_model': not a stage"),
+        ('without = ["nothing"]\n', "'nothing', which the extended preset does not have"),
+        ('extends = "tny"\n', r"extends = 'tny': there is no such preset\n.*mine.toml\n.*name one of tiny"),
+        ('extends = "tiny.toml"\n', "name one of tiny"),
+        ('extends = "../tiny"\n', "not the name of a preset"),
         ("extends = 3\n", "not the name of a preset"),
         ('extends = "mine"\n', "in a circle"),
     ],
 )
 def test_a_base_that_cannot_be_used_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load_preset(extended(tmp_path, text))
+        read(written(tmp_path, text))
 
 
 FILES = """
-extends = "base"
-[model]
-source = "folder"
-path = "weights/qwen"
-license = "MIT"
-chat_template = "chat.jinja"
-[data.prompts]
-adapter = "prompts"
-path = "rows.jsonl"
-eval_path = "../test.jsonl"
-[data.preferences]
-path = "hub:a/b@0"
-[promotion]
-challenger = "grpo"
+model = { source = "folder", path = "weights/qwen", license = "MIT", chat_template = "chat.jinja" }
+[data]
+prompts = { adapter = "prompts", path = "rows.jsonl", eval_path = "../test.jsonl" }
+preferences = { path = "hub:a/b@0" }
 [stages.grpo]
 rewards = [{ kind = "judge", options = { template = "judge.txt" } }]
-[stages.grpo.sampling.episodes]
-tools = ["search"]
-search_corpus = "/data/passages.jsonl"
-max_turn_tokens = 8
-[stages.ppo.sampling.episodes]
-tools = ["search"]
-search_corpus = "/data/passages.jsonl"
-max_turn_tokens = 8
+[stages.grpo.sampling]
+episodes = { tools = ["search"], search_corpus = "/data/passages.jsonl", max_turn_tokens = 8 }
+[stages.ppo.sampling]
+episodes = { tools = ["search"], search_corpus = "/data/passages.jsonl", max_turn_tokens = 8 }
 """
 
 
 def test_relative_paths_start_at_the_preset_that_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine").mkdir()
-    path = extended(tmp_path / "mine", FILES)
+    path = written(tmp_path / "mine", FILES)
     monkeypatch.chdir(tmp_path)
-    run = load_preset(path, ["data.demonstrations.path=here.jsonl"])
+    run = read(path, "data.demonstrations.path=here.jsonl")
     assert (run.model.path, run.model.chat_template) == ("mine/weights/qwen", "mine/chat.jinja")
     assert (run.data["prompts"].path, run.data["prompts"].eval_path) == ("mine/rows.jsonl", "test.jsonl")
     assert run.data["preferences"].path == "hub:a/b@0"
@@ -328,84 +260,101 @@ def test_relative_paths_start_at_the_preset_that_names_them(tmp_path: Path, monk
     assert grpo.rewards[0].options["template"] == "mine/judge.txt"
     assert grpo.sampling.episodes.search_corpus == "/data/passages.jsonl"
     monkeypatch.chdir(tmp_path / "mine")
-    run = load_preset(path)
+    run = read(path)
     assert (run.data["prompts"].path, run.data["prompts"].eval_path) == ("rows.jsonl", str(tmp_path / "test.jsonl"))
 
 
 def test_the_paths_of_a_library_s_presets_start_at_the_current_folder(tmp_path: Path) -> None:
-    path = extended(tmp_path, FILES)
-    assert load_preset(path, library=tmp_path).data["prompts"].path == "rows.jsonl"
+    (tmp_path / "tiny.toml").write_text((FOLDER / "tiny.toml").read_text())
+    assert load_preset(written(tmp_path, FILES), library=tmp_path).data["prompts"].path == "rows.jsonl"
 
 
-def test_a_path_that_is_no_file_s_is_left_as_it_is(tmp_path: Path) -> None:
-    text = 'extends = "base"\n[model]\nsource = "hub"\npath = "org/name"\nrevision = "0"\n'
-    assert load_preset(extended(tmp_path, text)).model.path == "org/name"
+OTHER = 'source = "hub"\npath = "org/name"\n'
 
 
 @pytest.mark.parametrize(
     ("text", "overrides", "licence"),
     [
-        ("", (), "CC0"),
-        ('[model]\nsource = "hub"\npath = "org/name"\n', (), ""),
-        ('[model]\nsource = "hub"\npath = "org/name"\nlicense = "CC0"\n', (), "CC0"),
+        ("", (), "Apache-2.0"),
+        (OTHER, (), ""),
+        (f'{OTHER}license = "CC0"\n', (), "CC0"),
         ("", ("model.source=hub", "model.path=org/name"), ""),
         ("", ("model.source=hub", "model.path=org/name", "model.license=MIT"), "MIT"),
-        ("[model]\nsystem_prompt = 'Be brief.'\n", (), "CC0"),
+        ("system_prompt = 'Be brief.'\n", (), "Apache-2.0"),
     ],
 )
 def test_a_licence_is_that_of_the_model_and_no_other_model_inherits_it(
     tmp_path: Path, text: str, overrides: tuple[str, ...], licence: str
 ) -> None:
-    (tmp_path / "base.toml").write_text(PRESET.replace("[model]\n", '[model]\nlicense = "CC0"\n'))
-    path = tmp_path / "mine.toml"
-    path.write_text(f'extends = "base"\n{text}')
-    assert load_preset(path, overrides).model.license == licence
+    model = read(written(tmp_path, f"[model]\n{text}"), *overrides).model
+    assert (model.license, model.path) == (licence, "org/name" if "hub" in f"{text}{overrides}" else "")
 
 
 def test_what_a_preset_leaves_to_others_is_named_all_at_once(tmp_path: Path) -> None:
-    keys = '["model.license", "data.prompts.path", "seed"]'
-    (tmp_path / "base.toml").write_text(f"requires = {keys}\n{PRESET}")
-    path = tmp_path / "mine.toml"
-    path.write_text('extends = "base"\n')
+    keys = 'requires = ["model.license", "data.prompts.path", "seed"]\n'
+    base = (FOLDER / "tiny.toml").read_text().replace('license = "Apache-2.0"', "")
+    (tmp_path / "base.toml").write_text(f"{keys}{base}")
+    path = written(tmp_path, 'extends = "base"\n')
     with pytest.raises(ConfigError) as caught:
-        load_preset(path)
+        read(path)
     assert caught.value.what.splitlines()[1:] == [
         "    model.license: missing; it has no default",
         "    data.prompts.path: missing; it has no default",
     ]
-    assert load_preset(path, ["model.license=MIT", "data.prompts.path=a.jsonl"]).model.license == "MIT"
+    assert read(path, "model.license=MIT", "data.prompts.path=a.jsonl").model.license == "MIT"
 
 
 def test_a_model_from_scratch_needs_no_path(tmp_path: Path) -> None:
     text = '[model]\nsource = "scratch"\nlicense = "MIT"\n[data.prompts]\nadapter = "prompts"\npath = "a.jsonl"\n'
-    path = tmp_path / "mine.toml"
-    path.write_text(f'extends = "chat"\nname = "mine"\n{text}')
-    assert load_preset(path, library=SHIPPED).model.path == ""
+    path = written(tmp_path, f'extends = "chat"\nname = "mine"\n{text}')
+    assert read(path).model.path == ""
     path.write_text(path.read_text().replace("scratch", "folder"))
     with pytest.raises(ConfigError, match=r"model\.path: missing; it has no default"):
-        load_preset(path, library=SHIPPED)
+        read(path)
 
 
-@pytest.mark.parametrize("name", ["messages", "add_generation_prompt", "two words"])
-def test_what_the_pipeline_gives_a_chat_template_no_preset_sets(name: str) -> None:
-    with pytest.raises(ConfigError, match="presets cannot set this variable"):
-        config.ModelConfig(source="scratch", chat_template_kwargs={name: True})
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        (JUDGE.format(f"https://me:{SECRET}@judge/v1"), "stages.grpo.rewards.0.options.base_url"),
+        (JUDGE.format(f"https://judge/v1?api_key={SECRET}"), "stages.grpo.rewards.0.options.base_url"),
+        (f"data.prompts.path=s3://key:{SECRET}@bucket/rows.jsonl", "data.prompts.path"),
+        (f"data.prompts.path=https://host/rows?X-Amz-Signature={SECRET}", "data.prompts.path"),
+        (f"model.path=https://user:{SECRET}@hub/model", "model.path"),
+        (f"engine.urls=['http://u:{SECRET}@engine:8000']", "engine.urls.0"),
+        (f"seed=https://me:{SECRET}@host", "seed"),  # before its other errors could repeat the value
+    ],
+)
+def test_an_address_with_a_secret_is_refused_by_its_key_and_not_repeated(override: str, key: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        read_preset(FOLDER / "tiny.toml", [override])
+    said = str(raised.value)
+    assert f"{key}: the address has a password or a key; name a variable of the environment" in said
+    assert SECRET not in said
 
 
-@pytest.mark.parametrize("day", ["today", "2026-02-30", "25.11.2026"])
-def test_the_date_of_a_template_is_a_day(day: str) -> None:
-    with pytest.raises(ConfigError, match="must be a date such as"):
-        config.ModelConfig(source="scratch", template_date=day)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://127.0.0.1:8000/v1",
+        "https://host/path@2/file?version=3",
+        "sqlite:////state/mlflow.db",
+        "s3://bucket/key=1/rows.parquet",
+        "postgresql+psycopg2://mlflow@postgres:5432/mlflow",
+        "answer: 3:4@5",
+        "https://host/monkey?page=2",
+    ],
+)
+def test_addresses_without_a_secret_are_let_through(text: str) -> None:
+    assert not has_secret(text)
 
 
-def test_held_out_rows_of_their_own_need_training_rows_of_their_own(preset: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.prompts: eval_path names the held-out rows"):
-        load_preset(preset, ["data.prompts.eval_path=test.jsonl"])
-
-
-@pytest.mark.parametrize("truncated", ["mask", "zero"])
-def test_a_cut_completion_cannot_both_go_on_and_end_with_nothing(truncated: Any) -> None:
-    critic = config.CriticConfig(gae=config.GaeConfig(bootstrap_truncated=True))
-    strategies.rl_config("ppo", critic=critic)
-    with pytest.raises(ConfigError, match="bootstrap_truncated values the end"):
-        strategies.rl_config("ppo", critic=critic, update=config.UpdateConfig(truncated_completions=truncated))
+@pytest.mark.parametrize("name", ["MLFLOW_TRACKING_URI", "PREFECT_API_URL"])
+def test_the_address_of_a_server_with_a_password_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, f"https://me:{SECRET}@host/api")
+    with pytest.raises(ConfigError) as raised:
+        configure_environment(Home(tmp_path / "home"))
+    assert raised.value.where == name
+    assert SECRET not in str(raised.value)

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from rlcore.config.benchmark import BenchmarkConfig
+from rlcore.config.answers import BenchmarkConfig
 from rlcore.errors import ConfigError, DataError, StorageError
 from rlcore.evaluation.intervals import accuracy
 from rlcore.evaluation.promotion import PairedMetric, PromotionRule, decide

@@ -15,7 +15,7 @@ from rlcore.errors import StorageError
 from rlcore.tasks.kinds.drift.page import render
 from rlcore.tasks.kinds.drift.step import compare_snapshots
 from rlcore.tasks.presets.data import DatasetConfig
-from rlcore.tasks.presets.retrain import DriftConfig
+from rlcore.tasks.presets.settings import DriftConfig
 from rlcore.tasks.steps.data import prepare_dataset
 from rlcore.tasks.store.storage import read_json, write_json
 from tests.tasks.steps.token_views import words_view

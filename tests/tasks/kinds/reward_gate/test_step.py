@@ -11,7 +11,7 @@ import pytest
 from rlcore.errors import DataError, NonFiniteError, StorageError
 from rlcore.tasks.kinds.reward_gate.page import render
 from rlcore.tasks.kinds.reward_gate.step import _champions_own, _decision, _unseen, compared, margins_table
-from rlcore.tasks.presets.retrain import RetrainConfig
+from rlcore.tasks.presets.settings import RetrainConfig
 from rlcore.tasks.steps.prompt_hashes import prompt_hashes
 from rlcore.tasks.steps.rows import PairRow
 from rlcore.tasks.store.settings import Home

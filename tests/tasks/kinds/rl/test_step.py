@@ -16,7 +16,7 @@ from rlcore.rewards.base import failed_score, scored
 from rlcore.sampling.base import SamplingParams
 from rlcore.tasks.kinds.evaluate.step import Grader, answers, log_line, summarise
 from rlcore.tasks.kinds.rl.step import seed_after
-from rlcore.tasks.presets.evaluation import EvaluationConfig
+from rlcore.tasks.presets.settings import EvaluationConfig
 from rlcore.types import FailedRollout, Prompt, Rollout, Score
 from tests import strategies
 

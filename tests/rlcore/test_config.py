@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -10,8 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcore.config import (
+    BackboneConfig,
+    DistributedConfig,
+    EngineConfig,
+    LoraConfig,
+    OptimConfig,
+    RayConfig,
+    RewardModelConfig,
+    UpdateConfig,
+)
+from rlcore.config.distributed import Learning, distributed_errors
 from rlcore.errors import ConfigError
-from rlcore.strict_config import INLINE, Above, AtLeast, Below, Between, OneOf, build, build_partly, to_dict
+from rlcore.strict_config import INLINE, OneOf, above, at_least, below, between, build, build_partly, to_dict
+from tests import strategies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,11 +52,12 @@ class Outer:
     """A field of every sort."""
 
     name: str
-    count: Annotated[int, AtLeast(1)]
-    rate: Annotated[float, Above(0.0), Below(1.0)] = 0.5
-    share: Annotated[float, Between(0.0, 1.0)] = 0.5
+    count: Annotated[int, at_least(1)]
+    rate: Annotated[float, above(0.0), below(1.0)] = 0.5
+    alpha: Annotated[float, above(0.0), below(0.5)] = 0.05  # no number that is tried stands in for it
+    share: Annotated[float, between(0.0, 1.0)] = 0.5
     mode: Literal["fast", "slow"] = "fast"
-    limit: Annotated[float, Above(0.0)] | None = None
+    limit: Annotated[float, above(0.0)] | None = None
     style: Literal["a", "b"] | None = None
     on: bool = False
     items: tuple[Item, ...] = ()
@@ -51,10 +65,43 @@ class Outer:
     inner: Inner = field(default_factory=Inner)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """Settings that stand beside those of what has them."""
+
+    spokes: Annotated[int, at_least(3)] = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bike:
+    """One of two kinds of things."""
+
+    kind: str
+    wheel: Wheel = field(metadata=INLINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boat:
+    """The other kind."""
+
+    kind: str
+    sails: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fleet:
+    """Things by their names."""
+
+    things: Mapping[str, Annotated[Any, OneOf("kind", {"bike": Bike, "boat": Boat})]]
+
+
+REQUIRED = {"name": "x", "count": 1}
+
+
 def faults(**document: Any) -> list[str]:
     """The faults of a document that has the required fields unless given."""
     with pytest.raises(ConfigError) as caught:
-        build(Outer, {"name": "x", "count": 1} | document)
+        build(Fleet if "things" in document else Outer, document if "things" in document else REQUIRED | document)
     first, *lines = caught.value.what.splitlines()
     assert first.startswith(f"the configuration has {len(lines)} error")
     return [line.strip() for line in lines]
@@ -105,6 +152,18 @@ def test_a_good_document_is_built_with_its_defaults() -> None:
         ({"options": {"a": float("nan")}}, "options.a = nan: must be a finite number"),
         ({"inner": 3}, "inner = 3: must be a table"),
         ({"inner": {"low": 2.0}}, "inner: low must not be above high"),
+        (
+            {"things": {"x": {"kind": "bkie"}}},
+            "things.x.kind = 'bkie': must be one of 'bike', 'boat'; did you mean 'bike'?",
+        ),
+        ({"things": {"x": {"spokes": 4}}}, "things.x.kind: required, one of 'bike', 'boat'"),
+        ({"things": {"x": {"kind": "bike", "spokes": 2}}}, "things.x.spokes = 2: must be at least 3"),
+        ({"things": {"x": {"kind": "bike", "spoke": 4}}}, "things.x.spoke: unknown key; did you mean things.x.spokes?"),
+        ({"things": {"x": {"kind": "boat"}}}, "things.x.sails: required, but missing"),
+        ({"things": {"x": 3}}, "things.x = 3: must be a table"),
+        ({"limit": -1.0}, "limit = -1.0: must be greater than 0.0"),
+        ({"limit": "much"}, "limit = 'much': must be a float, not a string"),
+        ({"style": "c"}, "style = 'c': must be one of 'a', 'b'"),
     ],
     ids=str,
 )
@@ -124,15 +183,10 @@ def test_every_fault_is_listed_at_once() -> None:
     ]
 
 
-def test_missing_required_fields_are_all_named() -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_missing_fields_and_a_document_that_is_no_table_are_named_with_the_source() -> None:
+    with pytest.raises(ConfigError, match=r"name: required, but missing\n *count: required, but missing") as caught:
         build(Outer, {}, source="my.toml")
-    assert "name: required, but missing" in str(caught.value)
-    assert "count: required, but missing" in str(caught.value)
     assert caught.value.where == "my.toml"
-
-
-def test_a_document_that_is_no_table_is_refused() -> None:
     with pytest.raises(ConfigError, match="must be a table"):
         build(Outer, [1])  # type: ignore[arg-type]
 
@@ -159,7 +213,7 @@ def test_plain_values_build_the_same_configuration_again(value: Outer) -> None:
 def test_plain_values_keep_the_order_of_the_fields_and_sort_the_names_of_tables() -> None:
     plain = to_dict(Outer(name="x", count=1, options={"b": 1, "a": 2}))
     assert list(plain) == [
-        *("name", "count", "rate", "share", "mode", "limit", "style", "on", "items", "options", "inner")
+        *("name", "count", "rate", "alpha", "share", "mode", "limit", "style", "on", "items", "options", "inner"),
     ]
     assert list(plain["options"]) == ["a", "b"]
 
@@ -168,41 +222,6 @@ def test_an_optional_value_may_be_left_out_and_keeps_its_bounds_and_choices() ->
     assert build(Outer, {"name": "x", "count": 1}).limit is None
     assert build(Outer, {"name": "x", "count": 1, "limit": 2, "style": "b"}).limit == 2.0
     assert build(Outer, {"name": "x", "count": 1, "limit": None}).limit is None
-    assert faults(limit=-1.0, style="c") == [
-        "limit = -1.0: must be greater than 0.0",
-        "style = 'c': must be one of 'a', 'b'",
-    ]
-    assert faults(limit="much") == ["limit = 'much': must be a float, not a string"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wheel:
-    """Settings that stand beside those of what has them."""
-
-    spokes: Annotated[int, AtLeast(3)] = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bike:
-    """One of two kinds of things."""
-
-    kind: str
-    wheel: Wheel = field(metadata=INLINE)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Boat:
-    """The other kind."""
-
-    kind: str
-    sails: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fleet:
-    """Things by their names."""
-
-    things: Mapping[str, Annotated[Any, OneOf("kind", {"bike": Bike, "boat": Boat})]]
 
 
 def test_a_table_is_built_as_the_kind_that_it_names_with_inlined_keys_beside_its_own() -> None:
@@ -213,25 +232,8 @@ def test_a_table_is_built_as_the_kind_that_it_names_with_inlined_keys_beside_its
     assert build(Fleet, to_dict(fleet)) == fleet
 
 
-@pytest.mark.parametrize(
-    ("table", "fault"),
-    [
-        ({"kind": "bkie"}, "things.x.kind = 'bkie': must be one of 'bike', 'boat'; did you mean 'bike'?"),
-        ({"spokes": 4}, "things.x.kind: required, one of 'bike', 'boat'"),
-        ({"kind": "bike", "spokes": 2}, "things.x.spokes = 2: must be at least 3"),
-        ({"kind": "bike", "spoke": 4}, "things.x.spoke: unknown key; did you mean things.x.spokes?"),
-        ({"kind": "boat"}, "things.x.sails: required, but missing"),
-        (3, "things.x = 3: must be a table"),
-    ],
-)
-def test_a_fault_in_a_table_of_a_kind_is_named_with_its_path(table: Any, fault: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        build(Fleet, {"things": {"x": table}})
-    assert fault in caught.value.what
-
-
 def test_what_can_be_built_is_built_beside_all_faults_with_legal_values_in_place_of_wrong_ones() -> None:
-    wrong = {"count": 0, "rate": 2.0, "mode": "fsat", "on": "yes", "itmes": []}
+    wrong = {"count": 0, "rate": 2.0, "mode": "fsat", "on": "yes", "itmes": [], "alpha": [1]}
     value, faults = build_partly(Outer, wrong)
     assert sorted(fault.split(" ")[0].rstrip(":") for fault in faults) == sorted(["name", *wrong])
     assert value is not None
@@ -243,3 +245,90 @@ def test_a_table_that_cannot_be_built_is_left_out_of_its_names() -> None:
     value, faults = build_partly(Fleet, {"things": {"x": {"kind": "car"}, "y": {"kind": "boat", "sails": "two"}}})
     assert len(faults) == 2
     assert value == Fleet(things={"y": Boat(kind="boat", sails=1)})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"backend": "processes", "ray": RayConfig(num_rollout_workers=2)}, "needs backend = 'ray'"),
+        ({"ray": RayConfig(address="a:1")}, "needs backend = 'ray'"),
+        ({"backend": "ray", "devices": (0,)}, "Ray chooses the GPUs"),
+        ({"learner_ranks": 2}, "need backend = 'processes'"),
+        ({"gather_in_compute_dtype": True}, "need backend = 'processes'"),
+        ({"backend": "processes", "shard": "replicate", "gather_in_compute_dtype": True}, "needs shards"),
+        ({"cpu_offload": True}, "need backend = 'processes'"),
+        ({"tensor_parallel": 2}, "no multiple of tensor_parallel = 2"),
+        ({"backend": "processes", "learner_ranks": 3, "tensor_parallel": 2}, "no multiple of tensor_parallel = 2"),
+        ({"backend": "processes", "learner_ranks": 2, "tensor_parallel": 2, "shard": "replicate"}, "needs shards"),
+        ({"backend": "processes", "shard": "replicate", "cpu_offload": True}, "needs shards"),
+        ({"backend": "processes", "learner_ranks": 2, "devices": (0,)}, "names 1 GPUs, 2 ranks need 2"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        DistributedConfig(**settings)
+
+
+ADAPTED, EIGHT_BIT = (
+    strategies.rl_config(update=update)
+    for update in (UpdateConfig(lora=LoraConfig(rank=4)), UpdateConfig(optim=OptimConfig(kind="adamw_8bit")))
+)
+ADAPTER = BackboneConfig(lora=LoraConfig(rank=4))
+REWARD_MODEL = RewardModelConfig(
+    num_epochs=1, batch_size=2, learning_rate=1.0, head_learning_rate=1.0, optim=OptimConfig(kind="adamw_8bit")
+)
+
+
+@pytest.mark.parametrize(
+    ("placement", "own", "said"),
+    [
+        ({"shard": "full"}, ADAPTED, "stages.grpo.update.lora.rank > 0"),
+        ({"gather_in_compute_dtype": True}, ADAPTED, "stages.grpo.update.lora.rank > 0"),
+        ({"cpu_offload": True, "learner_ranks": 1}, ADAPTED, "stages.grpo.update.lora.rank > 0"),
+        ({"tensor_parallel": 2}, ADAPTED, "stages.grpo.update.lora.rank > 0"),
+        ({}, ADAPTED, ""),
+        ({}, EIGHT_BIT, "stages.grpo.update.optim.kind = 'adamw_8bit'"),
+        ({"shard": "replicate"}, EIGHT_BIT, ""),
+        ({"learner_ranks": 1}, EIGHT_BIT, ""),
+        ({}, REWARD_MODEL, "stages.grpo.optim.kind = 'adamw_8bit'"),
+        ({"shard": "full"}, dataclasses.replace(REWARD_MODEL, backbone=ADAPTER), "stages.grpo.backbone.lora.rank > 0"),
+    ],
+)
+def test_what_cannot_be_cut_into_shards_is_named_with_its_key(
+    placement: dict[str, Any], own: Learning, said: str
+) -> None:
+    config = DistributedConfig(**({"backend": "processes", "learner_ranks": 2} | placement))
+    faults = distributed_errors(config, {"grpo": own}, EngineConfig())
+    assert [said in fault for fault in faults] == [True] * bool(said)
+
+
+def test_samplers_of_a_cluster_are_the_built_in_engine() -> None:
+    config, own = (
+        DistributedConfig(backend="ray", ray=RayConfig(num_rollout_workers=2)),
+        {"grpo": strategies.rl_config()},
+    )
+    assert distributed_errors(config, own, EngineConfig()) == []
+    (fault,) = distributed_errors(config, own, EngineConfig(kind="vllm"))
+    assert "distributed.ray.num_rollout_workers = 2" in fault and "engine.kind = 'vllm'" in fault
+    assert distributed_errors(DistributedConfig(backend="ray"), own, EngineConfig(kind="vllm")) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "numbers"),
+    [
+        ({"timeout_minutes": 1.0, "max_restarts": 0}, {}),  # one rank computes, wherever and however long
+        ({"learner_ranks": 2}, {}),
+        ({"backend": "ray", "learner_ranks": 2, "ray": RayConfig(num_rollout_workers=3, num_reward_workers=1)}, {}),
+        ({"learner_ranks": 2, "tensor_parallel": 2}, {"tensor_parallel": 2}),
+        ({"cpu_offload": True}, {"cpu_offload": True}),
+    ],
+)
+def test_only_several_ranks_and_another_device_for_the_step_change_numbers(
+    settings: dict[str, Any], numbers: dict[str, Any]
+) -> None:
+    """A sum over ranks is rounded in another order; where one rank computes, and how long it may take, changes none."""
+    found = DistributedConfig(**({"backend": "processes"} | settings))
+    ranks = {"learner_ranks": found.learner_ranks, "shard": "auto", "gather_in_compute_dtype": False}
+    assert found.numbers == (ranks | numbers if found.is_shared else {})
+    assert found.is_shared == bool({"learner_ranks", "cpu_offload"} & {*settings})
+    assert found.is_sharded(adapted=False) == found.is_shared and not found.is_sharded(adapted=True)
