@@ -19,7 +19,7 @@ SERVED = {"version": ""}
 
 
 class Routes(BaseHTTPRequestHandler):
-    """What vLLM 0.32 answers; where it would crash or wait for ever, status 500."""
+    """Answers of vLLM 0.32; where it would crash or wait for ever, status 500."""
 
     def do_GET(self) -> None:
         self._answer(200, {})

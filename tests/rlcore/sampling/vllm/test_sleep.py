@@ -76,7 +76,7 @@ def log(tmp_path: Path) -> Path:
 
 
 def routes(log: Path) -> list[str]:
-    """What was asked, but for the version that a fresh server is told."""
+    """Requests so far, but for the version that a fresh server is told."""
     return [line.partition(" ")[0] for line in log.read_text(encoding="utf-8").splitlines() if line != FRESH]
 
 
