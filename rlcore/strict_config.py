@@ -320,7 +320,8 @@ def _unknown_key(key: str, value: object, known: Sequence[str], prefix: str, err
 
 
 def _nearest(value: object, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(value, list(known), n=1) if isinstance(value, str) else []
+    text, names = value if isinstance(value, str) else "", [*filter(None, known)]
+    close = difflib.get_close_matches(text, names, n=1) or [name for name in names if text.startswith(name)]
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

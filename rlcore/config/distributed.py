@@ -97,6 +97,13 @@ class DistributedConfig:
         """Return True if the trained weights are split among the ranks. Ranks always hold the whole base of a LoRA."""
         return self.is_shared and self.shard != "replicate" and not adapted
 
+    def takes_turns(self, *, staleness: int) -> bool:
+        """Return True if an engine on the learner's GPU sleeps during updates.
+
+        It cannot while it samples ahead, or if other processes keep the memory that their updates used.
+        """
+        return self.backend == "local" and not staleness
+
     @property
     def is_shared(self) -> bool:
         """True if a distributed learner is needed: several ranks, or CPU offload."""

@@ -51,7 +51,7 @@ class GpuConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Engine: ``native``, ``vllm`` (servers in other processes) or ``vllm_inprocess`` (vLLM in this process).
+    """Engine: ``native`` (in this process) or ``vllm`` (servers).
 
     The stage starts ``replicas`` servers with the interpreter ``python`` (empty: this one) and stops them at its end.
     ``urls``: use running servers instead. Several servers share the prompts. ``dtype``: ``auto`` is the trainer's
@@ -63,7 +63,7 @@ class EngineConfig:
     vLLM is installed here too, else ``shared_memory``; for a running one, or if memory is short, ``file``.
     """
 
-    kind: Literal["native", "vllm", "vllm_inprocess"] = "native"
+    kind: Literal["native", "vllm"] = "native"
     python: str = ""
     urls: tuple[str, ...] = ()
     replicas: PositiveInt = 1
@@ -84,19 +84,6 @@ class EngineConfig:
             )
         if len(set(self.urls)) < len(self.urls):
             raise ConfigError("urls has a server twice")
-        of_servers = (
-            self.python,
-            self.urls,
-            self.replicas > 1,
-            is_placed,
-            self.weight_transfer != "auto",
-            self.weight_dir,
-        )
-        if self.kind == "vllm_inprocess" and any(of_servers):
-            raise ConfigError(
-                "python, urls, replicas, gpus.devices, gpus.tensor_parallel, weight_transfer and weight_dir need "
-                "servers: vllm_inprocess has none"
-            )
         if self.weight_dir and self.weight_transfer == "shared_memory":
             raise ConfigError("weight_transfer = 'shared_memory' needs no folder: leave weight_dir empty")
         named, width = len(self.gpus.devices), self.gpus.tensor_parallel

@@ -109,6 +109,7 @@ def take_metrics(engine: Sampler) -> dict[str, float]:
 
 
 def sleep_engine(engine: Sampler) -> None:
-    """Release the GPU of an engine that shares it with the learner, until new weights are loaded."""
-    if isinstance(engine, Sleepable):
-        engine.sleep()
+    """Release the GPU that an engine shares with the learner, until new weights are loaded."""
+    for each in replicas_of(engine):
+        if isinstance(each, Sleepable):
+            each.sleep()

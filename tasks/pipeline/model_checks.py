@@ -104,8 +104,6 @@ def _to_send_adapter(engine: EngineConfig, rank: int, backend: str) -> Iterator[
     """Yield the settings to change so that the engine gets LoRA as such; none if it does, or if it is native."""
     if engine.kind == "native":  # float32 for a LoRA
         return
-    if engine.kind == "vllm_inprocess":
-        yield "engine.kind = 'vllm'"
     if engine.urls:
         yield "engine.urls = []"
     if rank > ADAPTER_RANKS[-1]:

@@ -238,11 +238,6 @@ def _turns(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
         yield f"{path}.rewards: kind 'environment' needs an environment in sampling.episodes, or sampling.agent"
     if sampling and sampling.agent and rl_of(stage) is None:
         yield f"{path}.sampling.agent: agents play in online RL and its evaluations, not in this kind; leave it out"
-    if sampling and sampling.staleness and config.engine_of(sampling).kind == "vllm_inprocess":
-        yield (
-            f"{path}.sampling.staleness = {sampling.staleness} samples while the update runs; vllm_inprocess and the "
-            "update take turns: take engine.kind = 'vllm'"
-        )
 
 
 def _episodes(config: RunConfig) -> Iterator[str]:

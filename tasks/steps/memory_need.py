@@ -48,25 +48,29 @@ def per_pass(settings: Passes, device: Device) -> Passes:
 
 @dataclass(frozen=True, kw_only=True)
 class Need:
-    """Memory that a stage needs on the device. ``engine``: bytes that a vLLM server takes there.
+    """Memory that a stage needs on the device. ``engine``: bytes that vLLM servers take there while they are awake.
 
-    ``fixes``: settings that reduce the fixed part.
+    ``sleeps``: True if they release them during an update. ``fixes``: settings that reduce the fixed part.
     """
 
     stage: str
     footprint: Footprint
     engine: int
     fixes: tuple[str, ...]
+    sleeps: bool = False
 
     @property
     def held(self) -> int:
-        """Bytes that do not depend on the micro-batches; exact."""
-        return self.footprint.weights + self.footprint.gradients + self.footprint.optimizer + self.engine
+        """Bytes that do not depend on the micro-batches; exact. An update frees its gradients at its end."""
+        found, resting = self.footprint, 0 if self.sleeps else self.engine
+        return found.weights + found.optimizer + max(found.gradients + resting, self.engine)
 
     @property
     def peak(self) -> int:
-        """Fixed bytes plus the larger of activations and of what the engine needs to sample; an estimate."""
-        return self.held + max(self.footprint.activations, self.footprint.kv_cache + self.footprint.packed)
+        """Bytes of an update or of sampling, whichever needs more; an estimate."""
+        found, resting = self.footprint, 0 if self.sleeps else self.engine
+        update, sampling = found.gradients + found.activations + resting, found.kv_cache + found.packed + self.engine
+        return found.weights + found.optimizer + max(update, sampling)
 
     def __str__(self) -> str:
         parts = {
@@ -113,7 +117,7 @@ def of_a_rank(found: Footprint, placement: DistributedConfig, device: Device, *,
 
 
 def engine_bytes(engine: EngineConfig, size: ModelSize, device: Device) -> int:
-    """Return the bytes of vLLM servers on the trainer's device; 0 for in-process vLLM, which sleeps during updates.
+    """Return the bytes of vLLM servers on the trainer's device.
 
     Raises:
         ConfigError: the servers' GPUs do not exist, or ``engine.weight_transfer`` cannot reach them.

@@ -1,4 +1,4 @@
-"""Engine of a stage: native, vLLM in this process, or vLLM servers, started or running."""
+"""Engine of a stage: native, or vLLM servers, started or running."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlcore.config import AgentConfig, EngineConfig, SamplingConfig
 from rlcore.hardware.runtime import Runtime
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
-from rlcore.tasks.steps.vllm_engine import open_vllm_in_process, open_vllm_servers
+from rlcore.tasks.steps.vllm_engine import open_vllm_servers
 from rlcore.tasks.steps.workload import Workload
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
@@ -43,7 +43,7 @@ def open_engine(
     A policy that is a LoRA on it is sent as such to servers that rlcore started, else merged into its base.
     Raises:
         ConfigError: ``max_model_len`` exceeds the model's, GPUs do not exist, or the weight transfer is impossible.
-        SamplingError: the server does not start, or vLLM is not installed here.
+        SamplingError: the server does not start.
     """
     with ENGINES[config.kind](model, tokenizer, config, work, runtime, progress) as engine:
         yield engine
@@ -65,6 +65,4 @@ def _native(
 _Open = Callable[
     [Path, ChatTokenizer, EngineConfig, Workload, Runtime, Callable[[str], None]], AbstractContextManager[Sampler]
 ]
-ENGINES: Mapping[str, _Open] = choices(
-    "engine.kind", {"native": _native, "vllm": open_vllm_servers, "vllm_inprocess": open_vllm_in_process}
-)
+ENGINES: Mapping[str, _Open] = choices("engine.kind", {"native": _native, "vllm": open_vllm_servers})

@@ -1,4 +1,4 @@
-"""vLLM as the engine of a stage: in this process, or servers, started or running."""
+"""vLLM as the engine of a stage: servers, started or running."""
 
 from __future__ import annotations
 
@@ -25,31 +25,10 @@ from rlcore.sampling.vllm.gpu_assignment import (
     shares_trainer_gpu,
     visible_gpus,
 )
-from rlcore.sampling.vllm.in_process import open_in_process
 from rlcore.sampling.vllm.process import ADAPTER_RANKS, ServerSpec
 from rlcore.sampling.vllm.weights import make_weight_dir
 from rlcore.tasks.steps.workload import Workload, engine_dtype
 from rlcore.text.tokenization import ChatTokenizer
-
-
-@contextmanager
-def open_vllm_in_process(
-    model: Path,
-    tokenizer: ChatTokenizer,
-    config: EngineConfig,
-    work: Workload,
-    runtime: Runtime,
-    progress: Callable[[str], None],
-) -> Iterator[Sampler]:
-    """Open vLLM in this process, on the trainer's GPU if there is one; it sleeps during updates."""
-    empty_cache()  # the engine may use the free memory
-    cards = visible_gpus(runtime.device, learns=work.learns)
-    own = () if cards.trainer is None else (cards.trainer,)
-    (fraction,) = memory_fractions(config, [own], cards)
-    alone = replace(_whole_spec(model, config, work, runtime, cards), devices=own, gpu_memory_utilization=fraction)
-    turns = bool(own) and work.learns
-    with open_in_process(alone, tokenizer, sleeps=turns, free=empty_cache, progress=progress) as in_process:
-        yield in_process
 
 
 @contextmanager
@@ -120,6 +99,7 @@ def server_specs(
             transfer=placed.transfer,
             devices=devices,
             gpu_memory_utilization=fraction,
+            sleeps=whole.sleeps and cards.trainer in devices,
             lora_rank=0 if url or lora_rank > ADAPTER_RANKS[-1] else lora_rank,
         )
         for url, devices, fraction in zip(urls, placed.dealt, placed.fractions, strict=True)
@@ -130,7 +110,7 @@ def _whole_spec(model: Path, config: EngineConfig, work: Workload, runtime: Runt
     """Return the spec of one server for all of the work."""
     return ServerSpec(
         model=model.resolve(),
-        weight_dir=Path(),  # only for servers
+        weight_dir=Path(),
         config=config,
         dtype=str(engine_dtype(config, runtime, work.adapter)).removeprefix("torch."),
         max_model_len=_model_length(model, config, work),
@@ -138,6 +118,7 @@ def _whole_spec(model: Path, config: EngineConfig, work: Workload, runtime: Runt
         prefill_in_parts=cards.count > 0,
         enforce_eager=config.enforce_eager if config.enforce_eager is not None else cards.count == 0,
         trainer_moves=work.learns_meanwhile,
+        sleeps=work.takes_turns,
     )
 
 

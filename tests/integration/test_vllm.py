@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel
 
 from rlcore.errors import SamplingError, StaleSamplerError
 from rlcore.metrics import check_names
-from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.base import SamplingParams, sleep_engine
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm.client import call
 from rlcore.sampling.vllm.server import VllmSampler
@@ -47,7 +48,9 @@ def test_sampled_tokens_have_the_trainers_log_probabilities_and_end_with_eos_or_
             assert probed == pytest.approx(expected, abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("path", ["/collective_rpc", "/update_weights", "/inference/v1/generate", "/v1/completions"])
+@pytest.mark.parametrize(
+    "path", ["/collective_rpc", "/sleep?level=2", "/wake_up", "/inference/v1/generate", "/v1/completions"]
+)
 def test_who_does_not_know_the_token_reaches_no_route(engine: VllmSampler, path: str) -> None:
     for token in ("", "another"):
         assert call(engine.control.address._replace(token=token), path, {}, seconds=30.0)[0] == 401
@@ -108,16 +111,31 @@ def test_the_server_says_how_busy_it_was(engine: VllmSampler, prompts: list[Prom
     assert engine.take_metrics() == {"engine/retries": 0.0}
 
 
+def test_a_server_that_slept_serves_the_weights_of_the_update(
+    engine: VllmSampler, trained: PreTrainedModel, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a CPU vLLM keeps its memory and refuses --enable-sleep-mode; its routes and its pauses are those of a GPU."""
+    monkeypatch.setattr(engine, "_spec", dataclasses.replace(engine._spec, sleeps=True))
+    for sleeps in (True, False):
+        if sleeps:
+            sleep_engine(engine)
+        else:
+            assert sync(engine, trained, prompts) <= TOLERANCE
+        address = engine.control.address
+        assert call(address, "/is_sleeping", None, seconds=30.0) == (200, {"is_sleeping": sleeps})
+
+
 def test_five_syncs_leave_no_difference(
     engine: VllmSampler, trained: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt]
 ) -> None:
+    last = engine.policy_version + 5
     for _ in range(5):
         started = time.perf_counter()
         assert sync(engine, trained, prompts) <= TOLERANCE
         say(f"\nsync with its canary: {time.perf_counter() - started:.2f} s")
-    assert engine.policy_version == 5
+    assert engine.policy_version == last
     assert worst_difference(engine, NativeSampler(trained, tokenizer), prompts, seed=2) <= TOLERANCE
-    assert {r.policy_version for r in rollouts_of(engine.sample(prompts, PARAMS, seed=2))} == {5}
+    assert {r.policy_version for r in rollouts_of(engine.sample(prompts, PARAMS, seed=2))} == {last}
 
 
 @pytest.mark.parametrize("size", [1e-7, 0.03])

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,3 +82,17 @@ def test_an_update_that_breaks_off_in_the_middle_leaves_the_old_weights_on_a_fre
     assert engine.policy_version == version
     assert engine.logprobs(*probe, temperature=1.0) == pytest.approx(before, abs=1e-5)
     assert sync(engine, trained, prompts) <= TOLERANCE
+
+
+def test_vllms_senders_between_gpus_announce_what_they_send_and_reach_the_server_by_its_routes(
+    checkpoint: Path,
+) -> None:
+    script = Path(__file__).with_name("builtin_senders.py")
+    variables = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    line = [vllm_runs.PYTHON, str(script), str(checkpoint)]
+    said = subprocess.run(line, env=variables, stdout=subprocess.PIPE, text=True, check=True).stdout
+    found = json.loads(said.partition("FOUND ")[2])
+    update = ["/start_weight_update", "/update_weights", "/finish_weight_update"]
+    assert found["routes"] == ["/get_world_size", *update]  # asked for NCCL's meeting; nothing for IPC
+    assert found["world_size"] == 4  # three workers and the trainer
+    assert found["sent"] == found["told"] != []

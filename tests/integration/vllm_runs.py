@@ -114,7 +114,7 @@ def worst_difference(engine: Sampler, native: NativeSampler, prompts: list[Promp
 def move(model: PreTrainedModel, step: int, size: float) -> Mapping[str, torch.Tensor]:
     draws = torch.Generator().manual_seed(step)
     for parameter in model.parameters():
-        parameter += size * torch.randn(parameter.shape, generator=draws)
+        parameter += size * torch.randn(parameter.shape, generator=draws).to(parameter)
     return model.state_dict()
 
 

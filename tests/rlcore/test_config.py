@@ -133,6 +133,7 @@ def test_a_good_document_is_built_with_its_defaults() -> None:
         ({"share": float("inf")}, "share = inf: must be a finite number"),
         ({"mode": "quick"}, "mode = 'quick': must be one of 'fast', 'slow'"),
         ({"mode": "fsat"}, "mode = 'fsat': must be one of 'fast', 'slow'; did you mean 'fast'?"),
+        ({"mode": "fast_alone"}, "mode = 'fast_alone': must be one of 'fast', 'slow'; did you mean 'fast'?"),
         ({"inner": {"count": {}}}, "inner.count: unknown key; did you mean count, at the top of the preset?"),
         (
             {"inner": {"inner": {"low": 1}}},

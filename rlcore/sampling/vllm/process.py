@@ -48,6 +48,8 @@ class ServerSpec:
         gpu_memory_utilization: Fraction of GPU memory that the server may use.
         enforce_eager: Disable CUDA graphs.
         trainer_moves: True if the trainer's weights change while the server samples.
+        sleeps: True if the server releases a GPU that it shares with a learner during updates. False on a CPU, where
+            vLLM has no sleep mode and refuses to start with it.
         lora_rank: Rank of LoRA weights that are sent as such; 0 if merged.
         prefill_in_parts: Chunked prefill: spread a long prompt over several steps. With seeded requests, vLLM 0.32
             crashes on a CPU if it is enabled.
@@ -67,6 +69,7 @@ class ServerSpec:
     gpu_memory_utilization: float = ALONE
     enforce_eager: bool = True
     trainer_moves: bool = False
+    sleeps: bool = False
     lora_rank: int = 0
     prefill_in_parts: bool = False
     worker_file: Path | None = None
@@ -200,6 +203,7 @@ def command(spec: ServerSpec, python: str, address: Address) -> list[str]:
         options["max-lora-rank"] = next(rank for rank in ADAPTER_RANKS if rank >= spec.lora_rank)
     switches = ["--enable-lora"] if spec.lora_rank else []
     switches += ["--tokens-only", "--disable-uvicorn-access-log"]
+    switches += ["--enable-sleep-mode"] if spec.sleeps else []
     switches += ["--enforce-eager"] if spec.enforce_eager else []
     switches += [] if spec.prefill_in_parts else ["--no-enable-chunked-prefill"]
     pairs = [text for name, value in options.items() for text in (f"--{name}", str(value))]
@@ -207,7 +211,7 @@ def command(spec: ServerSpec, python: str, address: Address) -> list[str]:
 
 
 def environment(spec: ServerSpec, folder: Path) -> Mapping[str, str]:
-    """Return the environment of the server: this process's without its Python path, with the weight routes enabled."""
+    """Return the environment of the server: this process's without its Python path, with the routes for weights."""
     own = {"PYTHONPATH": str(folder), "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
     # Rendezvous files and sockets of its processes, which a killed process would leave behind, are in the folder.
     own["TMPDIR"] = str(folder)

@@ -3,11 +3,19 @@
 Each request is one completion with its own seed, so its samples do not depend on other requests. Equal prompts share
 their prefill in the server's prefix cache. A dead server is restarted with the weights that it served, and its missing
 completions are requested again.
+
+A server on the learner's GPU sleeps during an update. It wakes in two steps, so that its cache and the memory for
+loading are not allocated together: for new weights, and for the first request after them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import math
+import re
 import shutil
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,13 +25,12 @@ from typing import Any
 import torch
 
 from rlcore.errors import SamplingError
+from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.progress import advance
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl, EngineUnreachableError, address_of, call
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, is_healthy
-from rlcore.sampling.vllm.requests import rejection_reason, rescored, rollout_of, settings_of
-from rlcore.sampling.vllm.server_load import EngineWatch
-from rlcore.sampling.vllm.server_sync import ADAPTER, WeightSync, publish
+from rlcore.sampling.vllm.server_sync import ADAPTER, WEIGHTS, WeightSync, publish
 from rlcore.sampling.vllm.transfer import FileTransfer
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, differing_parts
 from rlcore.seeding import derive_seed
@@ -31,6 +38,17 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 MAX_ATTEMPTS = 3  # per completion
+_CACHE = "kv_cache"  # vLLM's tag of the memory of keys and values
+_NO_NUMBER = -9999.0  # vLLM's value for a log-probability of NaN
+_WATCH_SECONDS = 0.25
+_PAGE_SECONDS = 5.0
+_LINE = re.compile(r"^vllm:(\w+?)(?:_total)?(?:\{.*\})? (\S+)$", re.MULTILINE)
+_PEAKS = {
+    "num_requests_running": "engine/running",
+    "num_requests_waiting": "engine/waiting",
+    "kv_cache_usage_perc": "engine/kv_cache_usage",
+}
+_COUNTS = ("generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +80,7 @@ class VllmSampler:
         """
         self._spec, self._tokenizer, self._progress = spec, tokenizer, progress
         self.served, self.policy_version = Weights(path=spec.model), 0
+        self.asleep: tuple[str, ...] = ()
         self.control: EngineControl
         self.sync = WeightSync([self], spec)
         self._process: ServerProcess | None = None
@@ -85,8 +104,9 @@ class VllmSampler:
         """Return a group of completions per prompt. A completion that fails ``MAX_ATTEMPTS`` times is a failed rollout.
 
         Raises:
-            SamplingError: The server cannot be restarted, completes nothing, or computes NaN.
+            SamplingError: The server is asleep, cannot be restarted, completes nothing, or computes NaN.
         """
+        self._wake_cache()
         numbers = range(len(prompts)) if places is None else places
         groups = [
             [_Request(prompt, derive_seed(seed, index, sample)) for sample in range(params.num_samples)]
@@ -117,6 +137,7 @@ class VllmSampler:
         The server scores a text only at temperature 1. Other temperatures are computed from the scores of the whole
         vocabulary, which is fast enough for checks but not for batches.
         """
+        self._wake_cache()
         settings = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0 if temperature == 1.0 else -1}
         payload = self._adapter() | {"token_ids": [*prompt_ids, *completion_ids], "sampling_params": settings}
         seconds = self._spec.config.timeouts.for_request(1)
@@ -131,8 +152,38 @@ class VllmSampler:
         dtype = getattr(torch, self._spec.dtype)
         return differing_parts(answer["results"], state, is_adapter=self.served.is_adapter, dtype=dtype, seed=seed)
 
+    def sleep(self) -> None:
+        """Release the GPU that the server shares with the learner, until :meth:`load_weights`.
+
+        New weights replace the old ones, which are thus dropped (vLLM's level 2). The base of a LoRA is needed again,
+        and rests in main memory (level 1). A dead server has nothing to release.
+
+        Raises:
+            SamplingError: The server refused.
+        """
+        if not self._spec.sleeps or self.asleep:
+            return
+        try:
+            self.control.ask(f"/sleep?level={1 if self._spec.lora_rank else 2}", {})
+        except SamplingError:
+            if self.is_alive():
+                raise
+        self.asleep = (WEIGHTS, _CACHE)
+
+    def _wake_cache(self) -> None:
+        """Allocate the cache of a server that has new weights. Without its weights it answers no request."""
+        if not self.asleep:
+            return
+        empty_cache()  # the server allocates outside of this process
+        status = self._ask(f"/wake_up?tags={_CACHE}", {})["status"]
+        if status != "awake":
+            raise SamplingError(f"the engine is {status!r} after a wake-up", fix=self._log_tail())
+        self.asleep = ()
+
     def _ask(self, path: str, payload: Mapping[str, Any], **settings: float) -> Any:
         """Return the answer to a request about the weights. A dead server is restarted, and the request repeated."""
+        if WEIGHTS in self.asleep:
+            raise SamplingError("the engine is asleep and has no weights", fix="call load_weights first")
         try:
             return self.control.ask(path, payload, **settings)
         except SamplingError:
@@ -210,7 +261,8 @@ class VllmSampler:
             if not self.is_alive():
                 self._progress(f"engine: restart, {self._log_tail()}")
             self._process.stop()
-        self._process = ServerProcess(self._spec)
+        empty_cache()  # the server may use the free memory
+        self._process, self.asleep = ServerProcess(self._spec), ()
         self._process.wait_until_ready(self._progress)
         self._attach(self._process.address)
         if self.served.path == self._spec.model:
@@ -253,3 +305,138 @@ def open_alone(spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[s
         if sampler is not None:
             sampler.close()
         shutil.rmtree(spec.weight_dir, ignore_errors=True)
+
+
+def settings_of(params: SamplingParams, seed: int, tokenizer: ChatTokenizer) -> dict[str, Any]:
+    """Return the sampling settings of one completion. Only rlcore's stop tokens end it, not the checkpoint's."""
+    return {
+        "temperature": 0.0 if params.greedy else params.temperature,
+        "max_tokens": params.max_new_tokens,
+        "seed": seed,
+        "logprobs": 0,
+        "ignore_eos": True,
+        "stop_token_ids": list(tokenizer.eos_ids),
+    }
+
+
+def rejection_reason(prompt: Prompt, max_new_tokens: int, *, limit: int) -> str:
+    """Return why an engine with ``limit`` positions cannot complete a prompt; empty if it can."""
+    needed = len(prompt.token_ids) + max_new_tokens
+    if not prompt.token_ids:
+        return "the prompt has no tokens"
+    return f"prompt and completion need {needed} positions, the engine has {limit}" if needed > limit else ""
+
+
+def rollout_of(prompt: Prompt, choice: Mapping[str, Any], tokenizer: ChatTokenizer) -> Rollout:
+    """Return the rollout of a completion. If weights changed during sampling, it has the oldest version.
+
+    Raises:
+        SamplingError: A log-probability is not a number.
+    """
+    tokens = tuple(choice["token_ids"])
+    logprobs = tuple(float(entry["logprob"]) for entry in choice["logprobs"]["content"])
+    version = min(int(span["version"]) for span in choice["weight_versions"])
+    if not all(math.isfinite(value) and value > _NO_NUMBER for value in logprobs):
+        raise SamplingError(
+            f"the model computes NaN or infinity on prompt {prompt.prompt_id!r}",
+            where=f"policy version {version}",
+            fix="restore an earlier checkpoint and lower the learning rate",
+        )
+    return Rollout(
+        prompt=prompt,
+        completion_ids=tokens,
+        sampler_logprobs=logprobs,
+        loss_mask=(True,) * len(tokens),
+        policy_version=version,
+        finish_reason="stop" if choice["finish_reason"] == "stop" else "length",
+        text=tokenizer.decode(tokens),
+    )
+
+
+def rescored(rows: Sequence[Mapping[str, Any]], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
+    """Return the log-probability of each token at ``temperature`` from those at temperature 1.
+
+    ``rows`` are the scores by token id. They cover the whole vocabulary if the temperature is not 1, because then ``log
+    p_T(x) = log p(x) / T - log sum_v p(v)^(1 / T)``.
+    """
+    if temperature == 1.0:
+        return [row[str(token)]["logprob"] for token, row in zip(completion_ids, rows, strict=True)]
+    tables = [{int(token): entry["logprob"] / temperature for token, entry in row.items()} for row in rows]
+    return [
+        table[token] - torch.tensor(list(table.values()), dtype=torch.float64).logsumexp(0).item()
+        for token, table in zip(completion_ids, tables, strict=True)
+    ]
+
+
+class EngineWatch:
+    """Statistics of a server between two calls of :meth:`take`. Only time within :meth:`over` counts.
+
+    A server that publishes no statistics (``--disable-log-stats``) gives only ``engine/retries``.
+    """
+
+    def __init__(self) -> None:
+        self.num_retries = 0
+        self._peaks: dict[str, float] = {}
+        self._counts: dict[str, float] = {}
+        self._seconds = 0.0
+
+    @contextmanager
+    def over(self, address: Callable[[], Address]) -> Iterator[None]:
+        """Watch a block in which the server samples. A restarted server has another address."""
+        done = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(address, done), name="vllm-metrics", daemon=True)
+        before, started = read_page(address()), time.monotonic()
+        watcher.start()
+        try:
+            yield
+        finally:
+            self._seconds += time.monotonic() - started
+            done.set()
+            watcher.join()
+            self._count(before, read_page(address()))
+
+    def take(self) -> dict[str, float]:
+        """Return the metrics since the last call."""
+        metrics = {"engine/retries": float(self.num_retries), **self._peaks}
+        if self._counts and self._seconds > 0.0:
+            queries = self._counts["prefix_cache_queries"]
+            metrics["engine/tokens_per_second"] = self._counts["generation_tokens"] / self._seconds
+            metrics["engine/preemptions"] = self._counts["num_preemptions"]
+            metrics["engine/prefix_cache_hit_rate"] = self._counts["prefix_cache_hits"] / queries if queries else 0.0
+        self.num_retries, self._peaks, self._counts, self._seconds = 0, {}, {}, 0.0
+        return metrics
+
+    def _watch(self, address: Callable[[], Address], done: threading.Event) -> None:
+        while not done.wait(_WATCH_SECONDS):
+            page = read_page(address())
+            for name, metric in _PEAKS.items():
+                if name in page:
+                    self._peaks[metric] = max(page[name], self._peaks.get(metric, 0.0))
+
+    def _count(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+        """Add the increase between two readings. A restarted server counts from 0 again."""
+        if not all(name in after for name in _COUNTS):
+            return
+        restarted = any(after[name] < before.get(name, 0.0) for name in _COUNTS)
+        for name in _COUNTS:
+            new = after[name] - (0.0 if restarted else before.get(name, 0.0))
+            self._counts[name] = self._counts.get(name, 0.0) + new
+
+
+def read_page(address: Address) -> dict[str, float]:
+    """Return the server's statistics by name, summed over its engines; empty if it publishes none."""
+    with contextlib.suppress(EngineUnreachableError):
+        status, page = call(address, "/metrics", None, seconds=_PAGE_SECONDS)
+        if status == 200 and isinstance(page, str):
+            return parse_page(page)
+    return {}
+
+
+def parse_page(page: str) -> dict[str, float]:
+    """Parse lines ``vllm:name{labels} value``, by name without ``_total``: the maximum of fractions, else the sum."""
+    found: dict[str, float] = {}
+    for name, value in _LINE.findall(page):
+        if name in _PEAKS or name in _COUNTS:
+            together = max if name == "kv_cache_usage_perc" else float.__add__
+            found[name] = together(found.get(name, 0.0), float(value))
+    return found

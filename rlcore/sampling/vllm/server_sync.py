@@ -12,21 +12,27 @@ import torch
 from safetensors import SafetensorError
 
 from rlcore.errors import SamplingError
+from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.sampling.vllm.client import ControlGroup, EngineControl
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.transfer import Transfer, open_transfer
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, discard, pack
 
 ADAPTER = "policy"  # name of the adapter on the servers
+WEIGHTS = "weights"  # vLLM's tag of the memory of weights
 _FAULTS = (OSError, RuntimeError, SamplingError)
 
 
 class Server(Protocol):
-    """Server of a weight sync. ``control`` changes with each restart."""
+    """Server of a weight sync. ``control`` changes with each restart.
+
+    ``asleep``: vLLM's tags of the memory that it has released on a shared GPU.
+    """
 
     control: EngineControl
     served: Weights
     policy_version: int
+    asleep: tuple[str, ...]
 
     def is_alive(self) -> bool:
         """Return True if it answers and reports a running engine."""
@@ -62,14 +68,15 @@ class WeightSync:
             self._publish(self._served, 0)
 
     def send(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        """Pause the servers, update their weights, drop the prefix cache, resume.
+        """Pause the servers, update their weights, drop the prefix cache, resume. Sleeping ones get their memory first.
 
         The weight file stays until the next update, because a server that dies reads it again. Without a file, such a
         server gets the trainer's current weights. A dead server is restarted first. If a server dies while it loads,
         all are restarted and the weights are sent again.
 
         Raises:
-            SamplingError: Names or shapes differ, or a server refused. All servers then have the previous weights.
+            SamplingError: Names or shapes differ, or a server refused. All servers then have the previous weights, or
+                are still asleep.
         """
         path = self._spec.weight_dir / str(next(self._numbers))  # a version may be sent twice
         try:
@@ -101,7 +108,16 @@ class WeightSync:
 
     def _publish(self, weights: Weights, policy_version: int) -> None:
         group = ControlGroup([server.control for server in self._servers])
+        self._wake([server for server in self._servers if WEIGHTS in server.asleep])
         publish(group, weights, policy_version, lambda each: self._opened(group).send(each))
+
+    def _wake(self, servers: Sequence[Server]) -> None:
+        """Allocate the weights of sleeping servers. Their caches follow when the new weights are verified."""
+        if servers:
+            empty_cache()  # they allocate outside of this process
+            ControlGroup([server.control for server in servers]).ask(f"/wake_up?tags={WEIGHTS}", {})
+        for server in servers:
+            server.asleep = tuple(tag for tag in server.asleep if tag != WEIGHTS)
 
     def _opened(self, group: ControlGroup) -> Transfer:
         """Return the transport to the servers, reopened after a server was restarted."""

@@ -143,7 +143,8 @@ def need(name: str, config: RunConfig, size: ModelSize, device: Device) -> Need:
         "engine.gpus.gpu_memory_utilization": engine > 0,
         OFFLOAD: not rl.update.lora.rank and not config.distributed.cpu_offload,
     }
-    return Need(stage=name, footprint=footprint, engine=engine, fixes=true_of(lowers))
+    sleeps = config.distributed.takes_turns(staleness=rl.sampling.staleness)
+    return Need(stage=name, footprint=footprint, engine=engine, sleeps=sleeps, fixes=true_of(lowers))
 
 
 def errors(key: str, stage: RlStage) -> Iterator[str]:

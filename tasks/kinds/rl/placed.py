@@ -125,6 +125,7 @@ def _engine_here(
             max_tokens=max_tokens,
             learns=True,
             learns_meanwhile=rl.sampling.staleness > 0,
+            takes_turns=context.config.distributed.takes_turns(staleness=rl.sampling.staleness),
             adapter=rl.update.lora,
         )
         start, config = context.inputs[START] / MODEL, sampling_engine(rl.sampling)

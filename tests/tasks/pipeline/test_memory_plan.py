@@ -87,6 +87,12 @@ def test_the_share_of_an_engine_on_the_same_card_counts(monkeypatch: pytest.Monk
     message = refused(*given, large, stages=("grpo",))
     assert "engine 68 GiB" in message and "engine.gpus.gpu_memory_utilization" in message
     assert refused(*given, stages=("grpo",)) == ""  # 0.4 of the card, beside a learner
+    (turns,) = needs_of(preset(*given), SIZE, CARD, ("grpo",))
+    (ahead,) = needs_of(preset(*given, "stages.grpo.sampling.staleness=1"), SIZE, CARD, ("grpo",))
+    fixed, update = turns.footprint.weights + turns.footprint.optimizer, turns.footprint.gradients
+    assert (turns.engine, ahead.engine) == (32 * GIB, 32 * GIB)
+    assert turns.peak == fixed + max(update + turns.footprint.activations, 32 * GIB)  # it sleeps
+    assert ahead.peak == fixed + update + ahead.footprint.activations + 32 * GIB
     assert refused(*given, 'engine.urls=["http://other:1"]', stages=("grpo",)) == ""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert refused(*given, large, stages=("grpo",)) == ""  # the other card is the engine's
@@ -103,7 +109,8 @@ def test_packed_copies_count_where_the_engine_makes_them(gains: bool) -> None:
     (need,) = needs_of(preset(), SIZE, replace(CPU, gains_packed=gains), ("grpo",))
     packed = SIZE.packed_bytes(4) if gains else 0
     assert need.footprint.packed == packed
-    assert need.peak == need.held + max(need.footprint.activations, need.footprint.kv_cache + packed)
+    fixed, update = need.footprint.weights + need.footprint.optimizer, need.footprint.gradients
+    assert need.peak == fixed + max(update + need.footprint.activations, need.footprint.kv_cache + packed)
     assert ("packed weights 26 GiB" in str(need)) == gains
 
 

@@ -9,7 +9,6 @@ from rlcore.tasks.pipeline.model_checks import adapter_errors
 
 SERVER = "kind='vllm'"
 ATTACHED = "kind='vllm',urls=['http://a:1']"
-IN_PROCESS = "kind='vllm_inprocess'"
 RANKS = "distributed={backend='processes',learner_ranks=2}"
 HALVES = [(half, "auto") for half in ("bfloat16", "float16")] + [("float32", "bfloat16"), ("float32", "float16")]
 
@@ -30,7 +29,6 @@ def errors(engine: str, hardware: str, dtype: str, rank: int, *more: str) -> lis
     ("engine", "rank", "more", "fix"),
     [
         (ATTACHED, 32, (), "set engine.urls = [];"),
-        (IN_PROCESS, 32, (), "set engine.kind = 'vllm';"),
         (SERVER, 513, (), "set update.lora.rank to at most 512;"),
         (SERVER, 32, (RANKS,), "set distributed.backend = 'local';"),
         (ATTACHED, 513, (RANKS,), "set engine.urls = [] and update.lora.rank to at most 512 and distributed.backend"),
@@ -56,5 +54,5 @@ def test_a_started_server_gets_the_adapter_and_the_native_engine_computes_in_flo
 
 
 def test_a_preset_for_a_gpu_that_is_not_here_is_refused_as_it_would_be_there() -> None:
-    (error,) = errors(IN_PROCESS, "auto", "auto", 8, "hardware.device=cuda")
+    (error,) = errors(ATTACHED, "auto", "auto", 8, "hardware.device=cuda")
     assert "merged weights in half precision" in error

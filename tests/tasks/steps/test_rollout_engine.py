@@ -16,9 +16,11 @@ from rlcore.hardware.runtime import Runtime
 from rlcore.models.importing import import_model
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
+from rlcore.sampling.vllm.client import Address
 from rlcore.sampling.vllm.gpu_assignment import VisibleGpus
-from rlcore.sampling.vllm.process import ServerSpec
+from rlcore.sampling.vllm.process import ServerSpec, command
 from rlcore.tasks.kinds.rejection.kind import RejectionStage
+from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.steps import vllm_engine
 from rlcore.tasks.steps.rollout_engine import longest, open_engine
 from rlcore.tasks.steps.vllm_engine import server_specs
@@ -27,6 +29,7 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 
 CPU = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)
+RANKS = "distributed={backend='processes',learner_ranks=2}"
 WORK = Workload(max_concurrent=4, max_tokens=64)
 SHAPE = ShapeConfig(hidden_size=32, num_layers=1, num_heads=4, num_kv_heads=2, intermediate_size=48, max_positions=128)
 
@@ -59,7 +62,6 @@ def test_the_engine_is_the_built_in_one_unless_another_is_named(checkpoint: Path
     [
         (vllm(max_model_len=129), ConfigError, "the model has 128 positions"),
         (vllm(weight_transfer="nccl"), ConfigError, "nccl sends weights from GPU to GPU, but this run trains on cpu"),
-        (EngineConfig(kind="vllm_inprocess"), SamplingError, "vLLM is not installed in this environment"),
     ],
 )
 def test_an_engine_that_cannot_be_is_refused_before_anything_is_started(
@@ -76,25 +78,17 @@ def test_an_engine_that_does_not_start_leaves_no_folder(checkpoint: Path, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_vllm_in_this_process_has_no_servers_to_set() -> None:
-    for setting in (
-        {"python": "python"},
-        {"urls": ("http://a:1",)},
-        {"replicas": 2},
-        {"gpus": GpuConfig(devices=(1,))},
-    ):
-        with pytest.raises(ConfigError, match="need servers"):
-            EngineConfig(kind="vllm_inprocess", **setting)  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def make(checkpoint: Path) -> Callable[..., list[ServerSpec]]:
     """The servers of an engine beside a trainer on the first of ``count`` GPUs, or without any."""
 
-    def specs(config: EngineConfig, *, count: int = 0, rank: int = 0, can_send: bool = False) -> list[ServerSpec]:
+    def specs(
+        config: EngineConfig, *, count: int = 0, rank: int = 0, can_send: bool = False, turns: bool = True
+    ) -> list[ServerSpec]:
         whole = ServerSpec(
-            model=checkpoint, weight_dir=Path(), config=config, dtype="float32", max_model_len=128, max_concurrent=9
-        )
+            model=checkpoint, weight_dir=Path(), config=config, dtype="float32", max_model_len=128, max_concurrent=9,
+            sleeps=turns,
+        )  # fmt: skip
         cards = VisibleGpus(count=count, trainer=0 if count else None, learns=True)
         device = torch.device("cuda" if count else "cpu")
         made = server_specs(whole, cards, device, lora_rank=rank, can_send=can_send)
@@ -123,10 +117,39 @@ def test_eight_gpus_are_one_trainer_and_seven_engines_joined_by_nccl_where_vllm_
     assert [spec.devices for spec in seven] == [(n,) for n in range(1, 8)]
     assert {(spec.transfer, spec.gpu_memory_utilization) for spec in seven} == {("nccl", 0.85)}
     assert {spec.transfer for spec in make(vllm(replicas=7), count=8)} == {"shared_memory"}
+    assert not any(spec.sleeps for spec in seven)
     (shared,) = make(vllm(), count=1, can_send=True)
     assert (shared.devices, shared.transfer, shared.gpu_memory_utilization) == ((0,), "shared_memory", 0.4)
     attached = make(vllm(urls=("http://a:1", "http://b:1")), count=8, can_send=True)
     assert [(spec.devices, spec.transfer) for spec in attached] == [((), "file")] * 2
+
+
+def test_a_server_on_the_learners_gpu_sleeps_if_they_take_turns_and_on_a_cpu_there_is_nothing_to_release(
+    make: Callable[..., list[ServerSpec]],
+) -> None:
+    both = vllm(replicas=2, gpus=GpuConfig(devices=(1, 0)))
+    for config, count, turns, sleeps in (
+        (vllm(), 1, True, [True]),
+        (vllm(), 1, False, [False]),  # it samples ahead, or the learner's memory is that of other processes
+        (both, 2, True, [False, True]),
+        (vllm(), 0, True, [False]),
+        (vllm(urls=("http://a:1",)), 1, True, [False]),
+    ):
+        specs = make(config, count=count, turns=turns)
+        assert [spec.sleeps for spec in specs] == sleeps
+        lines = [command(spec, "python", Address("127.0.0.1", 1)) for spec in specs]
+        assert ["--enable-sleep-mode" in line for line in lines] == sleeps
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"), [((), True), (("stages.grpo.sampling.staleness=1",), False), ((RANKS,), False)]
+)
+def test_engine_and_learner_take_turns_where_no_rollouts_are_due_and_memory_is_in_reach(
+    overrides: tuple[str, ...], expected: bool
+) -> None:
+    config = open_preset("tiny", ("engine.kind=vllm", *overrides))
+    staleness = config.stage("grpo", RlStage).settings.sampling.staleness
+    assert config.distributed.takes_turns(staleness=staleness) == expected
 
 
 def test_an_engine_computes_in_the_trainers_precision_unless_a_server_is_told_another() -> None:
@@ -167,8 +190,8 @@ def test_the_longest_text_is_the_longest_prompt_with_a_whole_completion() -> Non
 
 
 def test_a_section_samples_with_its_own_engine_or_the_runs() -> None:
-    config = open_preset("reasoning", ("engine.kind=vllm", "evaluation.engine.kind=vllm_inprocess"))
-    assert config.engine_of(config.evaluation).kind == "vllm_inprocess"
+    config = open_preset("reasoning", ("engine.kind=vllm", "evaluation.engine.kind=native"))
+    assert config.engine_of(config.evaluation).kind == "native"
     assert config.engine_of(config.stage("rejection", RejectionStage).settings.sampling).kind == "vllm"
     assert open_preset("tiny").engine.kind == "native"
 
@@ -176,10 +199,3 @@ def test_a_section_samples_with_its_own_engine_or_the_runs() -> None:
 def test_rejection_sampling_has_no_updates_to_run_ahead_of() -> None:
     with pytest.raises(ConfigError, match="staleness is only valid for kind"):
         RejectionConfig(num_samples=1, rewards=(), sampling=SamplingConfig(max_new_tokens=8, staleness=1))
-
-
-def test_an_engine_that_takes_turns_with_the_update_cannot_sample_while_it_runs() -> None:
-    overrides = ("engine.kind=vllm_inprocess", "stages.grpo.sampling.staleness=1")
-    with pytest.raises(ConfigError, match="vllm_inprocess and the update take turns"):
-        open_preset("tiny", overrides)
-    open_preset("tiny", (*overrides, "stages.grpo.sampling.engine.kind=native"))

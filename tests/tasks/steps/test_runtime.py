@@ -50,7 +50,7 @@ def test_with_vllm_an_adapters_base_rounds_as_it_does_and_else_its_states_are_fl
     start: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half = Runtime(device=torch.device("cpu"), compute_dtype=torch.bfloat16)
-    for engine, dtype in (("native", torch.float32), ("vllm", torch.bfloat16), ("vllm_inprocess", torch.bfloat16)):
+    for engine, dtype in (("native", torch.float32), ("vllm", torch.bfloat16)):
         policy = policy_of_a_run(start, half, monkeypatch, engine)
         sequences = strategies.random_sequences(1, num_prompts=1, group_size=1, max_tokens=8)
         (batch,) = pack(sequences, tokens_per_microbatch=100)

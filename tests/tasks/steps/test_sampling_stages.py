@@ -131,11 +131,11 @@ def test_an_evaluation_asks_the_runs_engine_and_plays_the_recipes_episodes(
 def test_an_evaluation_asks_an_engine_of_its_own_where_one_is_named(
     checkpoint: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = "evaluation.engine={kind='vllm_inprocess'}"
+    own = "evaluation.engine={kind='native'}"
     config = open_preset("agentic", [*VLLM, own, "evaluation.num_samples=0"])
     inputs = {"sft": checkpoint, "prepare_prompts": prompts}
     _, asked = run_stage("evaluate_sft", config, {}, inputs, monkeypatch)
-    assert [engine.kind for engine in asked] == ["vllm_inprocess"]
+    assert [engine.kind for engine in asked] == ["native"]
 
 
 def test_rejection_asks_the_runs_engine_and_its_demonstrations_hold_the_calls(

@@ -81,10 +81,7 @@ class WeightReceiver:
         Returns:
             ``tensors``: the number of tensors.
         """
-        return self.take_weights(SafetensorsReader(path))
-
-    def take_weights(self, weights: Mapping[str, torch.Tensor]) -> dict[str, int]:
-        """Serve these weights; see :meth:`receive_weights`."""
+        weights = SafetensorsReader(path)
         self.reload_weights(weights_iterator=chosen(weights.items()))
         repack_head(self.model_runner.get_model())
         return {"tensors": len(weights)}

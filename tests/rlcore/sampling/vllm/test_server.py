@@ -22,8 +22,7 @@ from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm.client import Address, EngineControl
 from rlcore.sampling.vllm.process import ServerSpec
-from rlcore.sampling.vllm.server import MAX_ATTEMPTS, VllmSampler, open_vllm
-from rlcore.sampling.vllm.server_load import EngineWatch, parse_page
+from rlcore.sampling.vllm.server import MAX_ATTEMPTS, EngineWatch, VllmSampler, open_vllm, parse_page
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 from tests.waiting import LONG, until

@@ -50,6 +50,7 @@ class Server:
     def __init__(self, model: Path) -> None:
         self.control: EngineControl = Control()
         self.served, self.policy_version = Weights(path=model), 0
+        self.asleep: tuple[str, ...] = ()
         self.restarted_from: list[Path] = []
 
     def is_alive(self) -> bool:

@@ -13,7 +13,6 @@ import pytest
 
 from rlcore.config import EngineConfig
 from rlcore.sampling.vllm.client import Address
-from rlcore.sampling.vllm.in_process import WORKER_CLASS as CLASS_IN_PROCESS
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, command
 
 # vLLM's modules, as far as the worker reads them when it is imported, and vLLM's way to find the class.
@@ -72,8 +71,3 @@ def test_a_servers_folder_holds_the_worker_that_its_command_names_and_rlcore_is_
     said = found(name, tmp_path, server.folder, vllm)
     server.stop()
     assert said == "WeightReceiver shared_memory gloo without rlcore"
-
-
-def test_in_the_trainers_process_the_class_is_found_in_rlcore(vllm: Path, tmp_path: Path) -> None:
-    root = Path(__file__).resolve().parents[5]
-    assert found(CLASS_IN_PROCESS, tmp_path, vllm, root) == "WeightReceiver shared_memory gloo with rlcore"
