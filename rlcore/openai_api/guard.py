@@ -10,10 +10,13 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
 
 from rlcore.openai_api.errors import ApiError
 
+Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -155,6 +158,24 @@ class _Body:
     def _too_large(self) -> ApiError:
         what = f"the body is larger than {self._limits.body_bytes} bytes"
         return ApiError(413, what, code="body_too_large")
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+    """Return the result of ``work``, unless the client disconnects: then it ends.
+
+    Raises:
+        ClientDisconnect: The client is gone, so nobody would read a reply.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():
+            raise ClientDisconnect
+        return await working
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
 
 
 def key_of(scope: Scope) -> str:

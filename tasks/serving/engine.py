@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
-FinishReason = Literal["stop", "length"]
+from rlcore.openai_api.replies import Piece
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,26 +25,6 @@ class Job:
     place: int = 0
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Token text with its logprob at temperature 1, and those of the most likely tokens at its position."""
-
-    text: str
-    logprob: float
-    top: tuple[tuple[str, float], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """Next text of one completion. ``num_tokens``: its number of tokens; ``finish``: the reason if it is the last."""
-
-    index: int
-    text: str
-    num_tokens: int
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish: FinishReason | None = None
 
 
 class Engine(Protocol):

@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 
 from rlcore.errors import SamplingError
-from rlcore.tasks.serving.engine import FinishReason, Job, Piece, TokenLogprob
+from rlcore.openai_api.replies import Piece, TokenLogprob
+from rlcore.tasks.serving.engine import Job
+from rlcore.types import FinishReason
 
 _CONNECT_SECONDS = 10.0
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.agents.wire import chat, parameters, responses
+from rlcore.agents import requests, responses
 from rlcore.flows.cli.app import main
+from rlcore.openai_api.requests import Fields
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_table
 from tests.flows.conftest import environment
@@ -56,14 +57,23 @@ def test_what_the_page_shows_of_the_programs_is_in_them(here: Path) -> None:
     assert len(programs[-1].splitlines()) == 15
 
 
-def test_the_page_names_every_parameter_that_is_served_decided_or_refused() -> None:
+def test_the_page_names_every_parameter_that_is_served_decided_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, value = set[str](), Fields.value
+
+    def noted(self: Fields, field: str) -> object:
+        read.update([] if self.where else [field])
+        return value(self, field)
+
+    monkeypatch.setattr(Fields, "value", noted)
+    requests.read_chat({"messages": [{"role": "user", "content": "1"}]})
+    responses.read_responses({"input": [{"role": "user", "content": "1"}]}, responses.Stored())
     rows = {
         row.split("|")[1].strip().partition(" ")[0]: set(re.findall(r"`(\w+)`", row))
         for row in re.findall(r"^\| (?:served|decided|refused) .*$", TEXT, re.MULTILINE)
     }
-    assert rows["served"] - {"required", "auto"} == (chat.READ | responses.READ) - {"model"}
-    assert rows["decided"] == parameters.DECIDED_BY_THE_RUN
-    assert rows["refused"] == set(parameters.REFUSED)
+    assert rows["served"] - {"required", "auto"} == read - {"model", *requests.OFFER.refused, *requests.OFFER.ignored}
+    assert rows["decided"] == requests.DECIDED_BY_THE_RUN
+    assert rows["refused"] == set(requests.OFFER.refused)
 
 
 def test_an_untrained_model_is_reached_by_the_agent_of_the_sdk(

@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 
 from rlcore.agents.gateway import Gateway, Limits
 from rlcore.agents.history import Placement
+from rlcore.agents.requests import Request, read_chat
 from rlcore.agents.session import Asked, Session
-from rlcore.agents.wire.chat import read_chat
-from rlcore.agents.wire.conversation import Request
 from rlcore.checks.canaries import mask_canary
 from rlcore.errors import SamplingError
 from rlcore.models.policy import score_sequences
@@ -370,7 +369,7 @@ def test_leaving_the_gateway_frees_agents_that_still_wait(tokenizer: ChatTokeniz
             "reward must be a number from 0 to 1, not 1e+200 (sampling.agent.reward_range)",
         ),
         ("/v1/reward", b'{"reward": 1' + b"0" * 400 + b"}", 400, "from 0 to 1, not 1000"),
-        ("/v1/reward", b'{"reward": 1e999}', 400, "a number that is too large"),
+        ("/v1/reward", b'{"reward": 1e999}', 400, "1e999 is no number, or too large"),
         ("/v1/reward", b'{"reward": -0.01}', 400, "from 0 to 1"),
         ("/v1/reward", b"{}", 400, "reward must be a number from 0 to 1, not None"),
         ("/v1/embeddings", b"{}", 404, "there is no POST /v1/embeddings, only POST /v1/chat/completions"),

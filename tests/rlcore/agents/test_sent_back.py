@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from rlcore.agents.desk import Desk
 from rlcore.agents.gateway import Gateway
-from rlcore.agents.records import Limits
-from rlcore.agents.session import Session
-from rlcore.agents.wire.chat import chat_body, read_chat
-from rlcore.agents.wire.responses import read_responses, responses_body
+from rlcore.agents.requests import read_chat
+from rlcore.agents.responses import read_responses
+from rlcore.agents.session import Limits, Session
 from rlcore.sampling.base import SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
@@ -105,9 +104,7 @@ def answered(session: Session, engine: Saying, body: Mapping[str, Any], *, is_ch
     )
     assert asked.error is None and asked.answers
     session.set_delivered(asked)
-    answers = [asked.answers[number] for number in asked.numbers]
-    made = chat_body(asked.placement.request, answers, "x") if is_chat else responses_body(request, answers[0], "x")
-    return json.loads(json.dumps(made))
+    return json.loads(json.dumps(session.written(asked)[0]))
 
 
 def sent_back(reply: Mapping[str, Any], *, is_chat: bool) -> list[dict[str, Any]]:

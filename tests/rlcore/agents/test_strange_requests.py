@@ -14,14 +14,11 @@ from hypothesis import strategies as st
 
 from rlcore.agents.desk import Desk
 from rlcore.agents.gateway import Gateway
-from rlcore.agents.records import Limits
-from rlcore.agents.session import Session
-from rlcore.agents.wire.chat import chat_body, chat_events, read_chat
-from rlcore.agents.wire.conversation import Json
-from rlcore.agents.wire.events import encode_events, response_events
-from rlcore.agents.wire.responses import read_responses, responses_body
+from rlcore.agents.requests import read_chat
+from rlcore.agents.responses import read_responses
+from rlcore.agents.session import Limits, Session
 from rlcore.openai_api.errors import ApiError
-from rlcore.openai_api.json_body import read_json
+from rlcore.openai_api.requests import Json, read_json
 from rlcore.sampling.base import SamplingParams
 from rlcore.text.text_parts import PartEncoder
 from rlcore.text.tokenization import ChatTokenizer
@@ -165,13 +162,8 @@ def status_of(session: Session, engine: RandomSampler, body: str, *, is_chat: bo
         Desk(lambda: 1).serve(asked.tickets, engine, params, seed=0)
         assert asked.error is None
         session.set_delivered(asked)
-        answers = [asked.answers[number] for number in asked.numbers]
-        if is_chat:
-            assert encode_events(chat_events(chat_body(request, answers, "x"), include_usage=True))
-        else:
-            reply = responses_body(request, answers[0], "x")
-            session.stored.add(request, answers[0], reply)
-            assert encode_events(response_events(reply))
+        reply, events = session.written(asked)
+        assert json.dumps(reply) and "".join(events).isascii()
     except ApiError as error:
         assert json.dumps(error.body) and len(error.message) < 2000
         return error.status

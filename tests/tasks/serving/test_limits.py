@@ -13,7 +13,8 @@ import pytest
 
 from rlcore.errors import SamplingError
 from rlcore.openai_api.guard import Limits
-from rlcore.tasks.serving.engine import Job, Piece
+from rlcore.openai_api.replies import Piece
+from rlcore.tasks.serving.engine import Job
 from tests.tasks.serving.conftest import serving
 from tests.tasks.serving.test_malformed import CHAT, chat, exchange, plain, request
 from tests.waiting import LONG, given_time, until

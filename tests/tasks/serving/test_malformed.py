@@ -212,7 +212,7 @@ REASONS: Mapping[str, str] = {
     "no model": "model is missing",
     "more messages than positions": "500 messages",
     "an answer longer than the model": "positions",
-    "top-p": "top_p is supported as 1 alone",
+    "top-p": "top_p is not supported: completions are drawn from the whole distribution",
     "a parameter that is not there": "generation_config is not supported",
     "a token that is not there": "ids outside",
     "a length and chunks": "exclude each other",

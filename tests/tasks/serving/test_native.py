@@ -16,7 +16,8 @@ from rlcore.config import ModelConfig
 from rlcore.errors import SamplingError
 from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy
-from rlcore.tasks.serving.engine import Job, Piece
+from rlcore.openai_api.replies import Piece
+from rlcore.tasks.serving.engine import Job
 from rlcore.tasks.serving.native import NativeEngine
 from rlcore.text.tokenization import ChatTokenizer
 from tests.chat_models import SHAPE

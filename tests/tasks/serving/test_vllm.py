@@ -17,8 +17,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from rlcore.errors import SamplingError
+from rlcore.openai_api.replies import Piece, TokenLogprob
 from rlcore.openai_api.server import listen
-from rlcore.tasks.serving.engine import Job, Piece, TokenLogprob
+from rlcore.tasks.serving.engine import Job
 from rlcore.tasks.serving.vllm import VllmEngine
 from tests.waiting import LONG, until
 

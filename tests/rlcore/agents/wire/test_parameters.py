@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from rlcore.agents.wire import chat, parameters, responses
 from rlcore.agents.wire.responses import Stored, read_responses
+
 from rlcore.openai_api.errors import ApiError
 
 CHAT = {"messages": [{"role": "user", "content": "?"}]}

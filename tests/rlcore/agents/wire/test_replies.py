@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from rlcore.agents.wire.replies import ReplyReader, as_seen, first_stop
+
 from rlcore.environments.call_formats import FORMATS
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
