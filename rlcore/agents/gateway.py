@@ -32,7 +32,7 @@ from rlcore.errors import SamplingError, shown
 from rlcore.openai_api import guard
 from rlcore.openai_api.errors import ApiError
 from rlcore.openai_api.replies import model_card
-from rlcore.openai_api.requests import Json, read_json
+from rlcore.openai_api.requests import read_json
 from rlcore.openai_api.server import ServerThread
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
@@ -165,10 +165,8 @@ class Gateway:
         session = self._sessions[guard.key_of(scope)]
         try:
             response = await self._respond(HttpRequest(scope, receive), session)
-        except ApiError:
+        except (ApiError, ClientDisconnect):
             raise
-        except ClientDisconnect:
-            return
         except Exception as error:  # noqa: BLE001 - the failure of this episode alone
             with self._lock:
                 response = session.fail(error).response
@@ -225,7 +223,7 @@ class Gateway:
                 session.require_open()
                 if retry_count.strip("0") and (earlier := session.repeated(digest)):
                     return earlier
-            placement = await run(self._readers, lambda: session.located(self._read(read_json(body), session, kind)))
+            placement = await run(self._readers, lambda: session.located(_read(body, session, kind)))
             with self._lock:
                 session.require_open()
                 if self._is_broken:
@@ -237,9 +235,6 @@ class Gateway:
                 asked = session.ask(placement, digest)
                 self._desk.put(asked.tickets)
                 return asked
-
-    def _read(self, body: Json, session: Session, kind: Kind) -> Request:
-        return read_chat(body) if kind == "chat" else read_responses(body, session.stored)
 
     def _leave(self, session: Session, asked: Asked) -> None:
         """Give up a request whose client is gone, unless another connection waits for it or the engine has begun."""
@@ -254,6 +249,11 @@ class Gateway:
             is_stream = asked.placement.request.options.stream
             asked.reply = _stream(events) if is_stream else JSONResponse(body)
         return asked.reply
+
+
+def _read(body: bytes, session: Session, kind: Kind) -> Request:
+    found = read_json(body)
+    return read_chat(found) if kind == "chat" else read_responses(found, session.stored)
 
 
 def _stream(events: Iterable[str]) -> Response:

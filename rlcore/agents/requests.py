@@ -11,27 +11,14 @@ from typing import Any, Literal
 from rlcore.environments.base import json_value
 from rlcore.environments.call_arguments import declaration_errors
 from rlcore.errors import shown
+from rlcore.openai_api import requests as wire
 from rlcore.openai_api.errors import ApiError
 from rlcore.openai_api.replies import FunctionCall
-from rlcore.openai_api.requests import (
-    ROLES,
-    UNSUPPORTED,
-    Fields,
-    Json,
-    Offer,
-    Options,
-    chat_messages,
-    chat_options,
-    is_plain_text,
-    only,
-    read_fields,
-    wrong_type,
-)
 from rlcore.types import Role
 
 Kind = Literal["chat", "responses"]
 MAX_TOOLS = 128  # of a request, as in OpenAI's API
-_NO_ARGUMENTS: Json = {"type": "object", "properties": {}}
+_NO_ARGUMENTS: wire.Json = {"type": "object", "properties": {}}
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 
 DECIDED_BY_THE_RUN = frozenset(
@@ -44,18 +31,18 @@ WITHOUT_EFFECT = frozenset(
     | {"prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"}
     | {"truncation", "max_tool_calls", "moderation", "background_options", "access_programs", "image"}
 )
-OFFER = Offer(
+OFFER = wire.Offer(
     max_choices=128,  # as in OpenAI's API
     max_stops=64,
     model="policy",
     refused={
-        **UNSUPPORTED,
-        "text": (is_plain_text, "answers are not constrained: describe the form in a message"),
-        "top_logprobs": (only(0), "only sampled tokens have log-probabilities: remove it"),
-        "background": (only(False), "answers are sampled at once: remove it"),
-        "conversation": (only(), "send the items in input, or name previous_response_id"),
-        "prompt": (only(), "stored prompts do not exist here: write it in instructions"),
-        "context_management": (only([]), "shorten the input in the agent: it is then a new branch"),
+        **wire.UNSUPPORTED,
+        "text": (wire.is_plain_text, "answers are not constrained: describe the form in a message"),
+        "top_logprobs": (wire.only(0), "only sampled tokens have log-probabilities: remove it"),
+        "background": (wire.only(False), "answers are sampled at once: remove it"),
+        "conversation": (wire.only(), "send the items in input, or name previous_response_id"),
+        "prompt": (wire.only(), "stored prompts do not exist here: write it in instructions"),
+        "context_management": (wire.only([]), "shorten the input in the agent: it is then a new branch"),
     },
     ignored=DECIDED_BY_THE_RUN | WITHOUT_EFFECT,
     ignores_unknown=True,  # clients add parameters faster than agents change
@@ -84,24 +71,24 @@ class Request:
     """
 
     kind: Kind
-    options: Options
+    options: wire.Options
     turns: tuple[Turn, ...]
     tools: str = ""
     may_call: bool = True
-    fields: Json = field(default_factory=dict)
+    fields: wire.Json = field(default_factory=dict)
 
 
-def read_chat(body: Json) -> Request:
+def read_chat(body: wire.Json) -> Request:
     """Return the request in a body of ``/v1/chat/completions``.
 
     Raises:
         ApiError: A parameter is invalid or not supported.
     """
-    fields = read_fields(body, OFFER)
+    fields = wire.read_fields(body, OFFER)
     request = Request(
         kind="chat",
-        options=chat_options(fields),
-        turns=tuple(_turn(role, content, message) for role, content, message in chat_messages(fields, ROLES)),
+        options=wire.options_of(fields, is_chat=True),
+        turns=tuple(_turn(role, content, message) for role, content, message in wire.chat_messages(fields, wire.ROLES)),
         tools=declared_tools(fields),
         may_call=may_call(fields),
     )
@@ -109,7 +96,7 @@ def read_chat(body: Json) -> Request:
     return request
 
 
-def _turn(role: Role, content: str, message: Fields) -> Turn:
+def _turn(role: Role, content: str, message: wire.Fields) -> Turn:
     if role == "tool":
         return Turn(role=role, content=content, call_id=message.text("tool_call_id") or message.text("name"))
     if role != "assistant":
@@ -137,7 +124,7 @@ def function_call(name: object, arguments: object, call_id: str, param: str) -> 
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise wrong_type(arguments, f"{param}.arguments", "a JSON object as text")
+        raise wire.wrong_type(arguments, f"{param}.arguments", "a JSON object as text")
     return FunctionCall(name=_name(name, param), arguments=json.dumps(found, ensure_ascii=False), call_id=call_id)
 
 
@@ -148,7 +135,7 @@ def _name(name: object, param: str) -> str:
     return name
 
 
-def declared_tools(fields: Fields) -> str:
+def declared_tools(fields: wire.Fields) -> str:
     """Return the tools of a request to either API as a JSON list in the form of chat completions; "" without any.
 
     Raises:
@@ -158,9 +145,9 @@ def declared_tools(fields: Fields) -> str:
     return json.dumps(found, ensure_ascii=False) if found else ""
 
 
-def _declared(tool: Fields, param: str) -> dict[str, Any]:
+def _declared(tool: wire.Fields, param: str) -> dict[str, Any]:
     if (kind := tool.value("type")) != "function":
-        what = f"{param} has the type {shown(kind, max_chars=60)}: there are no built-in tools, only functions"
+        what = f"{param} has the type {shown(kind, max_chars=60)}: there are no built-in tools, wire.only functions"
         raise ApiError(400, what, code="unsupported_tool", param=param)
     function = tool.fields("function") if tool.has("function") else tool
     own: dict[str, Any] = {
@@ -173,7 +160,7 @@ def _declared(tool: Fields, param: str) -> dict[str, Any]:
     return {"type": "function", "function": {key: value for key, value in own.items() if value}}
 
 
-def may_call(fields: Fields) -> bool:
+def may_call(fields: wire.Fields) -> bool:
     """Return False for ``tool_choice = "none"``.
 
     A call that is required, or of a certain tool, cannot be enforced on the policy, so such a choice is ``auto``.

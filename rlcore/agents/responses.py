@@ -19,7 +19,6 @@ from rlcore.openai_api.requests import (
     Fields,
     Json,
     Options,
-    model_of,
     read_fields,
     role_of,
     text_of,
@@ -69,7 +68,7 @@ def read_responses(body: Json, stored: Stored) -> Request:
     head = (Turn(role="system", content=instructions),) if instructions else ()
     fields.json_object("stream_options")
     options = Options(
-        model=model_of(fields),
+        model=fields.model,
         max_tokens=fields.integer("max_output_tokens", 1, MAX_TOKENS),
         top_logprobs=0 if _LOGPROBS in fields.items("include") else None,
         stream=fields.flag("stream"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-import math
+import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -88,6 +88,7 @@ class Options:
     Attributes:
         max_tokens: Limit on the tokens of a completion, or None.
         temperature: 0 is greedy.
+        stop: Texts that end a completion and are not part of it.
         top_logprobs: Number of likeliest tokens beside each token's logprob; None: no logprobs.
         include_usage: Send the usage as the last chunk of a stream.
     """
@@ -96,7 +97,7 @@ class Options:
     max_tokens: int | None = None
     n: int = 1
     temperature: float = 1.0
-    seed: int | None = None
+    seed: int = 0
     stop: tuple[str, ...] = ()
     top_logprobs: int | None = None
     stream: bool = False
@@ -168,6 +169,17 @@ class Fields:
         for number, each in enumerate(self.items(field, most)):
             yield Fields(each, self.offer, f"{self.path(field)}[{number}]")
 
+    @property
+    def model(self) -> str:
+        """Name of the model.
+
+        Raises:
+            ApiError: It is missing where the server needs one.
+        """
+        if not (name := self.text("model") or self.offer.model):
+            raise self.missing("model")
+        return name
+
     def missing(self, field: str) -> ApiError:
         """Return the error of an absent field."""
         name = self.path(field)
@@ -206,29 +218,48 @@ def read_fields(body: Json, offer: Offer) -> Fields:
     return Fields({key: body[key] for key in body if key not in offer.refused and key not in offer.ignored}, offer)
 
 
-def model_of(fields: Fields) -> str:
-    """Return the name of the model.
-
-    Raises:
-        ApiError: It is missing where the server needs one.
-    """
-    if not (name := fields.text("model") or fields.offer.model):
-        raise fields.missing("model")
-    return name
-
-
-def chat_options(fields: Fields) -> Options:
-    """Return the options of a chat completion. Of two limits on tokens the lower one holds.
+def options_of(fields: Fields, *, is_chat: bool) -> Options:
+    """Return the options of a chat or a text completion. Of two limits on tokens the lower one holds.
 
     Raises:
         ApiError: A parameter is invalid.
     """
-    limits = [fields.integer(name, 1, MAX_TOKENS) for name in ("max_tokens", "max_completion_tokens")]
+    names = ("max_tokens", "max_completion_tokens") if is_chat else ("max_tokens",)
+    limits = [limit for name in names if (limit := fields.integer(name, 1, MAX_TOKENS))]
+    stream, streaming = fields.flag("stream"), fields.fields("stream_options")
+    include_usage = streaming.flag("include_usage")
+    streaming.end()
+    if fields.has("stream_options") and not stream:
+        raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
+    fields.text("user")
+    temperature, seed = fields.number("temperature", 0, 2), fields.integer("seed", -_MAX_SEED, _MAX_SEED)
+    return Options(
+        model=fields.model,
+        max_tokens=min(limits, default=None if is_chat else _DEFAULT_TOKENS),
+        n=fields.integer("n", 1, fields.offer.max_choices) or 1,
+        temperature=1.0 if temperature is None else max(float(temperature), _COLDEST) if temperature else 0.0,
+        seed=secrets.randbits(63) if seed is None else seed,
+        stop=_stops(fields),
+        top_logprobs=_top_logprobs(fields) if is_chat else fields.integer("logprobs", 0, MAX_TOP_LOGPROBS),
+        stream=stream,
+        include_usage=include_usage,
+    )
+
+
+def _top_logprobs(fields: Fields) -> int | None:
     top, has_logprobs = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS), fields.flag("logprobs")
     if top and not has_logprobs:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs")
-    max_tokens = min((limit for limit in limits if limit), default=None)
-    return _options(fields, max_tokens=max_tokens, top_logprobs=(top or 0) if has_logprobs else None)
+    return (top or 0) if has_logprobs else None
+
+
+def _stops(fields: Fields) -> tuple[str, ...]:
+    value, most = fields.value("stop"), fields.offer.max_stops
+    stops = [value] if isinstance(value, str) else fields.items("stop", most)
+    if not all(isinstance(each, str) and 0 < len(each) <= MAX_STOP_CHARS for each in stops):
+        wanted = f"a text or up to {most} texts, each of 1 to {MAX_STOP_CHARS} characters"
+        raise wrong_type(value, "stop", wanted)
+    return tuple(stops)
 
 
 def chat_messages(fields: Fields, roles: Mapping[str, Role]) -> Iterator[tuple[Role, str, Fields]]:
@@ -272,16 +303,6 @@ def text_of(content: object, param: str) -> str:
     return "".join(_part(part, f"{param}[{i}]") for i, part in enumerate(_short_list(content, param, _MAX_ITEMS)))
 
 
-def completion_options(fields: Fields) -> Options:
-    """Return the options of a text completion.
-
-    Raises:
-        ApiError: A parameter is invalid.
-    """
-    max_tokens = fields.integer("max_tokens", 1, MAX_TOKENS) or _DEFAULT_TOKENS
-    return _options(fields, max_tokens=max_tokens, top_logprobs=fields.integer("logprobs", 0, MAX_TOP_LOGPROBS))
-
-
 def completion_prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
     """Return the prompts of a text completion, each a text or token ids.
 
@@ -296,36 +317,6 @@ def completion_prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
     if not is_list or not all(isinstance(each, str) or _are_ids(each) for each in prompts):
         raise wrong_type(value, "prompt", f"a text or token ids, or a list of up to {most} of them")
     return tuple(each if isinstance(each, str) else tuple(each) for each in prompts)
-
-
-def _options(fields: Fields, *, max_tokens: int | None, top_logprobs: int | None) -> Options:
-    stream, streaming = fields.flag("stream"), fields.fields("stream_options")
-    include_usage = streaming.flag("include_usage")
-    streaming.end()
-    if fields.has("stream_options") and not stream:
-        raise ApiError(400, "stream_options needs stream to be true", param="stream_options")
-    fields.text("user")
-    temperature = fields.number("temperature", 0, 2)
-    return Options(
-        model=model_of(fields),
-        max_tokens=max_tokens,
-        n=fields.integer("n", 1, fields.offer.max_choices) or 1,
-        temperature=1.0 if temperature is None else max(float(temperature), _COLDEST) if temperature else 0.0,
-        seed=fields.integer("seed", -_MAX_SEED, _MAX_SEED),
-        stop=_stops(fields),
-        top_logprobs=top_logprobs,
-        stream=stream,
-        include_usage=include_usage,
-    )
-
-
-def _stops(fields: Fields) -> tuple[str, ...]:
-    value, most = fields.value("stop"), fields.offer.max_stops
-    stops = [value] if isinstance(value, str) else fields.items("stop", most)
-    if not all(isinstance(each, str) and 0 < len(each) <= MAX_STOP_CHARS for each in stops):
-        wanted = f"a text or up to {most} texts, each of 1 to {MAX_STOP_CHARS} characters"
-        raise wrong_type(value, "stop", wanted)
-    return tuple(stops)
 
 
 def _short_list(found: Sequence[Any], param: str, most: int) -> Sequence[Any]:
@@ -348,7 +339,7 @@ def _part(part: object, param: str) -> str:
 
 
 def _are_ids(value: object) -> bool:
-    return isinstance(value, list) and all(type(each) is int for each in value)
+    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
 
 
 def read_json(body: bytes) -> dict[str, Any]:
@@ -360,10 +351,8 @@ def read_json(body: bytes) -> dict[str, Any]:
     if body.count(b",") + body.count(b"[") + body.count(b"{") > _MAX_VALUES:
         raise _invalid(f"the body has more than {_MAX_VALUES} values")
     try:
-        value = json.loads(body.decode(), object_pairs_hook=_unique, parse_float=_finite, parse_constant=_finite)
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise _invalid("the body has a lone surrogate, which is no character") from None
+        value = json.loads(body.decode(), object_pairs_hook=_unique)
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
         raise _invalid(f"the body is invalid JSON: {shown(str(error).partition(';')[0])}") from None
     if not isinstance(value, dict):
@@ -378,12 +367,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError("an object has a duplicate key")
     return found
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(number := float(text)):
-        raise ValueError(f"{shown(text, max_chars=20)} is no number, or too large")
-    return number
 
 
 def _is_shallow(value: object, levels: int) -> bool:

@@ -7,24 +7,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlcore.openai_api.replies import Piece
+from rlcore.openai_api.requests import Options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Completions of one prompt. ``place``: its number in the request; it and ``seed`` determine the draws.
-
-    ``temperature`` 0 is greedy. ``stop``: texts that end a completion and are not part of it. ``top_logprobs``: number
-    of most likely tokens listed with each token's logprob; None: no logprobs.
-    """
+    """Completions of one prompt. ``place``: its number in the request; it and the seed determine the draws."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
-    num_samples: int
-    temperature: float
-    seed: int
+    options: Options
     place: int = 0
-    stop: tuple[str, ...] = ()
-    top_logprobs: int | None = None
 
 
 class Engine(Protocol):

@@ -17,49 +17,36 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from rlcore.errors import ModelError, SamplingError
+from rlcore.openai_api import requests as wire
 from rlcore.openai_api.errors import ApiError
 from rlcore.openai_api.guard import Admission, App, Guard, Limits, Receive, Scope, Send, unless_gone
 from rlcore.openai_api.replies import Piece, Reply, event, model_card
-from rlcore.openai_api.requests import (
-    SPOKEN,
-    UNSUPPORTED,
-    Fields,
-    Offer,
-    Options,
-    chat_messages,
-    chat_options,
-    completion_options,
-    completion_prompts,
-    only,
-    read_fields,
-    read_json,
-)
 from rlcore.tasks.serving.engine import Engine, Job
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Role
 
 logger = logging.getLogger(__name__)
-OFFER = Offer(
+OFFER = wire.Offer(
     max_choices=16,
     max_stops=4,
     refused={
-        **UNSUPPORTED,
-        "top_p": (only(1), "completions are drawn from the whole distribution: leave it at 1"),
-        "presence_penalty": (only(0), "completions are drawn from the model's distribution: leave it at 0"),
-        "frequency_penalty": (only(0), "completions are drawn from the model's distribution: leave it at 0"),
-        "tools": (only([]), "the answer is text: describe them in a message"),
-        "store": (only(False), "nothing is stored: remove it"),
-        "service_tier": (only("auto", "default"), "there is one: remove it"),
-        "echo": (only(False), "the reply has no prompt: remove it"),
-        "best_of": (only(1), "choose among n choices"),
-        "suffix": (only(""), "only the end of a text is completed: remove it"),
+        **wire.UNSUPPORTED,
+        "top_p": (wire.only(1), "completions are drawn from the whole distribution: leave it at 1"),
+        "presence_penalty": (wire.only(0), "completions are drawn from the model's distribution: leave it at 0"),
+        "frequency_penalty": (wire.only(0), "completions are drawn from the model's distribution: leave it at 0"),
+        "tools": (wire.only([]), "the answer is text: describe them in a message"),
+        "store": (wire.only(False), "nothing is stored: remove it"),
+        "service_tier": (wire.only("auto", "default"), "there is one: remove it"),
+        "echo": (wire.only(False), "the reply has no prompt: remove it"),
+        "best_of": (wire.only(1), "choose among n choices"),
+        "suffix": (wire.only(""), "only the end of a text is completed: remove it"),
     },
 )
 _NAME = "rlcore_serve"
@@ -103,8 +90,8 @@ class _Front:
         self._counts: Counter[str] = Counter()
         self._running = 0
         self._routes: Mapping[str, tuple[str, Handler]] = {
-            "/v1/chat/completions": ("POST", self._chat),
-            "/v1/completions": ("POST", self._completion),
+            "/v1/chat/completions": ("POST", partial(self._complete, is_chat=True)),
+            "/v1/completions": ("POST", partial(self._complete, is_chat=False)),
             "/v1/models": ("GET", self._models),
             **{f"/v1/models/{name}": ("GET", self._model) for name in (served.name, served.alias) if name},
             _HEALTH: ("GET", self._health),
@@ -123,8 +110,6 @@ class _Front:
             async with AsyncExitStack() as until_sent:
                 response = await self._route(HttpRequest(scope, receive), until_sent)
                 await response(scope, receive, note)
-        except ClientDisconnect:
-            return
         except SamplingError as error:
             raise _failed(error) from error
 
@@ -161,12 +146,6 @@ class _Front:
             lines += [f"{_NAME}_{key} {value}" for key, value in sorted(counts.items()) if key.startswith(name)]
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
-    async def _chat(self, request: HttpRequest, until_sent: AsyncExitStack) -> Response:
-        return await self._complete(request, until_sent, is_chat=True)
-
-    async def _completion(self, request: HttpRequest, until_sent: AsyncExitStack) -> Response:
-        return await self._complete(request, until_sent, is_chat=False)
-
     async def _complete(self, request: HttpRequest, until_sent: AsyncExitStack, *, is_chat: bool) -> Response:
         until_sent.enter_context(self._one_more())
         _require_json(request)
@@ -191,12 +170,12 @@ class _Front:
         finally:
             self._running -= 1
 
-    def _read(self, body: bytes, *, is_chat: bool) -> tuple[Options, list[Job]]:
+    def _read(self, body: bytes, *, is_chat: bool) -> tuple[wire.Options, list[Job]]:
         """Parse a request into jobs, or raise the reason for its rejection."""
-        fields = read_fields(read_json(body), OFFER)
-        options = chat_options(fields) if is_chat else completion_options(fields)
-        messages = [_message(*each) for each in chat_messages(fields, SPOKEN)] if is_chat else []
-        texts = () if is_chat else completion_prompts(fields)
+        fields = wire.read_fields(wire.read_json(body), OFFER)
+        options = wire.options_of(fields, is_chat=is_chat)
+        messages = [_message(*each) for each in wire.chat_messages(fields, wire.SPOKEN)] if is_chat else []
+        texts = () if is_chat else wire.completion_prompts(fields)
         fields.end()
         if options.model not in (self._served.name, self._served.alias):
             what = f"there is no model {options.model[:200]!r} here; there is {self._served.name!r}"
@@ -204,18 +183,8 @@ class _Front:
         if len(texts) * options.n > OFFER.max_choices:
             raise ApiError(400, f"prompts times n may be {OFFER.max_choices} at most", param="n")
         prompts = [self._rendered(messages)] if is_chat else [self._ids(each) for each in texts]
-        seed = secrets.randbits(63) if options.seed is None else options.seed
         return options, [
-            Job(
-                prompt_ids=ids,
-                max_tokens=self._room(ids, options.max_tokens),
-                num_samples=options.n,
-                temperature=options.temperature,
-                seed=seed,
-                place=place,
-                stop=options.stop,
-                top_logprobs=options.top_logprobs,
-            )
+            Job(prompt_ids=ids, max_tokens=self._room(ids, options.max_tokens), options=options, place=place)
             for place, ids in enumerate(prompts)
         ]
 
@@ -256,7 +225,7 @@ class _Front:
             async with aclosing(self._engine.generate(job)) as pieces:
                 async for piece in pieces:
                     self._counts["completion_tokens_total"] += piece.num_tokens
-                    yield replace(piece, index=place * job.num_samples + piece.index)
+                    yield replace(piece, index=place * job.options.n + piece.index)
 
     async def _whole(self, reply: Reply, jobs: Sequence[Job]) -> dict[str, Any]:
         async with aclosing(self._pieces(jobs)) as pieces:
@@ -265,7 +234,7 @@ class _Front:
     async def _events(self, reply: Reply, jobs: Sequence[Job]) -> AsyncGenerator[str]:
         """Yield the events of a stream. A failure of the engine is its last event."""
         sent, num_tokens = Counter[int](), 0
-        for each in reply.opening(sum(job.num_samples for job in jobs)):
+        for each in reply.opening(len(jobs) * reply.options.n):
             yield each
         try:
             async with aclosing(self._pieces(jobs)) as pieces:
@@ -281,7 +250,7 @@ class _Front:
             yield each
 
 
-def _message(role: Role, content: str, message: Fields) -> Message:
+def _message(role: Role, content: str, message: wire.Fields) -> Message:
     message.end()
     return Message(role=role, content=content)
 

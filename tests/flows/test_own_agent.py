@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.agents import requests, responses
+from rlcore.agents import requests
 from rlcore.flows.cli.app import main
-from rlcore.openai_api.requests import Fields
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_table
 from tests.flows.conftest import environment
 from tests.flows.test_agentic import SETTINGS
 from tests.flows.test_tutorials import BLOCK, FOLDER, PAGES, with_overrides
 from tests.flows.warm import run_warm
+from tests.rlcore.agents.gateways import names_read
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 TEXT = (FOLDER / "own-agent.md").read_text(encoding="utf-8")
@@ -58,20 +58,11 @@ def test_what_the_page_shows_of_the_programs_is_in_them(here: Path) -> None:
 
 
 def test_the_page_names_every_parameter_that_is_served_decided_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    read, value = set[str](), Fields.value
-
-    def noted(self: Fields, field: str) -> object:
-        read.update([] if self.where else [field])
-        return value(self, field)
-
-    monkeypatch.setattr(Fields, "value", noted)
-    requests.read_chat({"messages": [{"role": "user", "content": "1"}]})
-    responses.read_responses({"input": [{"role": "user", "content": "1"}]}, responses.Stored())
     rows = {
         row.split("|")[1].strip().partition(" ")[0]: set(re.findall(r"`(\w+)`", row))
         for row in re.findall(r"^\| (?:served|decided|refused) .*$", TEXT, re.MULTILINE)
     }
-    assert rows["served"] - {"required", "auto"} == read - {"model", *requests.OFFER.refused, *requests.OFFER.ignored}
+    assert rows["served"] - {"required", "auto"} == names_read(monkeypatch) - {"model", *requests.OFFER.refused, *requests.OFFER.ignored}
     assert rows["decided"] == requests.DECIDED_BY_THE_RUN
     assert rows["refused"] == set(requests.OFFER.refused)
 
