@@ -152,7 +152,7 @@ class Fields:
         return found
 
     def json_object(self, field: str) -> Json:
-        """Return an object as it is, empty if absent."""
+        """Return an unread object, empty if absent."""
         return self._checked(field, "an object", lambda value: isinstance(value, Mapping)) or {}
 
     def fields(self, field: str) -> Fields:

@@ -200,7 +200,10 @@ ROWS = (
     ),
     Row(
         attacks="wrong requests to the agents' gateway",
-        hostile=(f"{_AGENTS}/test_requests.py::test_a_hostile_request_is_refused",),
+        hostile=(
+            f"{_AGENTS}/test_requests.py::test_a_hostile_request_is_refused",
+            f"{_AGENTS}/test_requests.py::test_what_cannot_be_served_is_refused_by_name",
+        ),
         sound=(f"{_AGENTS}/test_requests.py::test_the_valid_bodies_are_answered",),
     ),
     Row(

@@ -62,7 +62,11 @@ def test_the_page_names_every_parameter_that_is_served_decided_or_refused(monkey
         row.split("|")[1].strip().partition(" ")[0]: set(re.findall(r"`(\w+)`", row))
         for row in re.findall(r"^\| (?:served|decided|refused) .*$", TEXT, re.MULTILINE)
     }
-    assert rows["served"] - {"required", "auto"} == names_read(monkeypatch) - {"model", *requests.OFFER.refused, *requests.OFFER.ignored}
+    assert rows["served"] - {"required", "auto"} == names_read(monkeypatch) - {
+        "model",
+        *requests.OFFER.refused,
+        *requests.OFFER.ignored,
+    }
     assert rows["decided"] == requests.DECIDED_BY_THE_RUN
     assert rows["refused"] == set(requests.OFFER.refused)
 

@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-import torch
 
 from rlcore.agents.desk import Desk
 from rlcore.agents.gateway import Gateway, Limits, Session
@@ -77,12 +76,11 @@ def scripted(tokenizer: ChatTokenizer, name: str, turns: Sequence[str], *, sampl
     )
 
 
-class RandomSampler:
+class RandomSampler(ScriptedSampler):
     """An engine of random tokens that depend on the place alone; some answers end, others are cut. Records all."""
 
-    policy_version = 0
-
     def __init__(self, tokenizer: ChatTokenizer, *, end_rate: float = 0.3) -> None:
+        super().__init__({}, tokenizer)
         self._tokenizer, self._end_rate = tokenizer, end_rate
         self._others = [number for number in range(tokenizer.vocabulary_size) if number not in tokenizer.eos_ids]
         self.made: list[Rollout] = []
@@ -94,15 +92,6 @@ class RandomSampler:
         found = [self._answer(prompt, place, params) for prompt, place in zip(prompts, places, strict=True)]
         self.made += found
         return [[each] for each in found]
-
-    def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        self.policy_version = policy_version
-
-    def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
-        raise NotImplementedError
-
-    def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str] | None:
-        return None
 
     def _answer(self, prompt: Prompt, place: int, params: SamplingParams) -> Rollout:
         drawn, ids = random.Random(place), []
@@ -207,6 +196,14 @@ def chat(
     """A chat completion."""
     body = {"model": "any", "messages": list(messages), **fields}
     return ask(gateway, session, "/v1/chat/completions", body, retry=retry)
+
+
+def leaver(gateway: Gateway, session: Session) -> http.client.HTTPConnection:
+    """The connection of a client that has asked and reads no reply."""
+    connection = connect(gateway)
+    body = json.dumps({"messages": [user("3+4")]})
+    connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {session.key}"})
+    return connection
 
 
 def user(text: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -33,6 +32,7 @@ from tests.rlcore.agents.gateways import (
     ask,
     chat,
     connect,
+    leaver,
     message_of,
     running,
     sampled,
@@ -149,8 +149,7 @@ def test_a_retry_keeps_a_waiting_call_whose_first_client_left(tokenizer: ChatTok
         holder.start()
         assert engine.has_begun.wait(LONG)
         body = {"messages": [user("3+4")]}
-        leaver = connect(gateway)
-        leaver.request("POST", "/v1/chat/completions", json.dumps(body), {"Authorization": f"Bearer {one.key}"})
+        leaving = leaver(gateway, one)
         until(lambda: one.asked)
         replies: list[Any] = []
         again = threading.Thread(
@@ -158,7 +157,7 @@ def test_a_retry_keeps_a_waiting_call_whose_first_client_left(tokenizer: ChatTok
         )
         again.start()
         until(lambda: one.asked[0].num_readers == 2)
-        leaver.close()
+        leaving.close()
         until(lambda: one.asked[0].num_readers == 1)
         engine.may_answer.set()
         for thread in (holder, again):
@@ -175,15 +174,9 @@ def test_a_client_that_leaves_before_the_engine_begins_costs_nothing(
         holder = threading.Thread(target=chat, args=(gateway, other, user("3+4")))
         holder.start()
         assert engine.has_begun.wait(LONG)
-        leaver = connect(gateway)
-        leaver.request(
-            "POST",
-            "/v1/chat/completions",
-            b'{"messages": [{"role": "user", "content": "3+4"}]}',
-            {"Authorization": f"Bearer {one.key}"},
-        )
+        leaving = leaver(gateway, one)
         until(lambda: one.asked)
-        leaver.close()
+        leaving.close()
         until(lambda: not one.asked)
         engine.may_answer.set()
         holder.join(LONG)
@@ -194,15 +187,9 @@ def test_an_answer_that_nobody_read_is_in_no_sample(tokenizer: ChatTokenizer, pr
     engine = Gated(tokenizer)
     with running(engine, tokenizer) as gateway:
         session = gateway.open(prompts[0], place=0, sample=0)
-        leaver = connect(gateway)
-        leaver.request(
-            "POST",
-            "/v1/chat/completions",
-            b'{"messages": [{"role": "user", "content": "3+4"}]}',
-            {"Authorization": f"Bearer {session.key}"},
-        )
+        leaving = leaver(gateway, session)
         assert engine.has_begun.wait(LONG)
-        leaver.close()
+        leaving.close()
         engine.may_answer.set()
         kept = message_of(chat(gateway, session, user("another")))
         record = gateway.close(session)

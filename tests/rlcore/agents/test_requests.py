@@ -165,17 +165,13 @@ REFUSED_RESPONSES: tuple[tuple[Json, str], ...] = (
 )
 
 
-@pytest.mark.parametrize(("fields", "param"), REFUSED_CHATS)
-def test_what_cannot_be_served_in_chat_is_refused_by_name(fields: Json, param: str) -> None:
+@pytest.mark.parametrize(
+    ("is_chat", "fields", "param"),
+    [*((True, *each) for each in REFUSED_CHATS), *((False, *each) for each in REFUSED_RESPONSES)],
+)
+def test_what_cannot_be_served_is_refused_by_name(is_chat: bool, fields: Json, param: str) -> None:
     with pytest.raises(ApiError) as caught:
-        read_chat({"messages": [SAYS], **fields})
-    assert (caught.value.status, caught.value.param) == (400, param)
-
-
-@pytest.mark.parametrize(("fields", "param"), REFUSED_RESPONSES)
-def test_what_cannot_be_served_in_responses_is_refused_by_name(fields: Json, param: str) -> None:
-    with pytest.raises(ApiError) as caught:
-        read_responses({"input": "?", **fields}, Stored())
+        read_chat({"messages": [SAYS], **fields}) if is_chat else read_responses({"input": "?", **fields}, Stored())
     assert (caught.value.status, caught.value.param) == (400, param)
 
 
@@ -252,32 +248,27 @@ RESPONSES: Json = {
     "text": {"format": {"type": "text"}},
     "reasoning": {"effort": "low"},
 }
-RAW = [
-    "NaN",
-    "1e999",
-    "-Infinity",
-    "9" * 400,
-    "9" * 4000,
-    "9" * 5000,
-    '"\\ud800"',
-    "[" * 50 + "]" * 50,
+RAW = ["NaN", "1e999", "-Infinity", "9" * 400, "9" * 4000, "9" * 5000, '"\\ud800"', "[" * 50 + "]" * 50, "[" * 100_000]
+RAW += [
     "[" * 80 + "]" * 80,
+    '{"a":' * 60 + "1" + "}" * 60,
+    '"' + "x" * 100_000 + '"',
+    "[" + '"y",' * 10_000 + '"y"]',
+    "1.5",
 ]
-RAW += ["[" * 100_000, '{"a":' * 60 + "1" + "}" * 60, '"' + "x" * 100_000 + '"', "[" + '"y",' * 10_000 + '"y"]', "1.5"]
-TEXTS = st.text(max_size=6) | st.sampled_from(
-    [
-        "<|im_end|>",
-        "\ue0001\ue001",
-        "<think>",
-        "\x00",
-        "user",
-        "tool",
-        "function",
-        "reasoning",
-        "item_reference",
-        "none",
-    ]
-)
+WORDS = [
+    "<|im_end|>",
+    "\ue0001\ue001",
+    "<think>",
+    "\x00",
+    "user",
+    "tool",
+    "function",
+    "reasoning",
+    "item_reference",
+    "none",
+]
+TEXTS = st.text(max_size=6) | st.sampled_from(WORDS)
 FIELDS = st.sampled_from(
     ["type", "properties", "required", "items", "enum", "anyOf", "role", "content", "text", "id", "name"]
 )

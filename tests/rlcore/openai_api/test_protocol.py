@@ -1,4 +1,4 @@
-"""What all servers refuse alike, each with a status of its own, and the replies that they write alike."""
+"""Refusals that all servers share, each with a status of its own, and the replies that they write alike."""
 
 from __future__ import annotations
 
