@@ -37,12 +37,12 @@ OFFER = wire.Offer(
     model="policy",
     refused={
         **wire.UNSUPPORTED,
-        "text": (wire.is_plain_text, "answers are not constrained: describe the form in a message"),
-        "top_logprobs": (wire.only(0), "only sampled tokens have log-probabilities: remove it"),
-        "background": (wire.only(False), "answers are sampled at once: remove it"),
+        "text": (wire.is_plain_text, "answers are not constrained, so describe the form in a message"),
+        "top_logprobs": (wire.only(0), "only sampled tokens have log-probabilities, so remove it"),
+        "background": (wire.only(False), "answers are sampled at once, so remove it"),
         "conversation": (wire.only(), "send the items in input, or name previous_response_id"),
-        "prompt": (wire.only(), "stored prompts do not exist here: write it in instructions"),
-        "context_management": (wire.only([]), "shorten the input in the agent: it is then a new branch"),
+        "prompt": (wire.only(), "stored prompts do not exist here, so write it in instructions"),
+        "context_management": (wire.only([]), "shorten the input in the agent, which is then a new branch"),
     },
     ignored=DECIDED_BY_THE_RUN | WITHOUT_EFFECT,
     ignores_unknown=True,  # clients add parameters faster than agents change

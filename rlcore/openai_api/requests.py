@@ -49,13 +49,13 @@ def is_plain_text(value: Any) -> bool:
 
 UNSUPPORTED: Mapping[str, tuple[Harmless, str]] = MappingProxyType(
     {
-        "response_format": (is_plain_text, "answers are not constrained: describe the form in a message"),
-        "logit_bias": (only({}), "it would change the distribution: remove it"),
-        "modalities": (only(["text"]), "the policy reads and writes text: remove it"),
-        "audio": (only(), "the policy reads and writes text: remove it"),
-        "functions": (only([]), "it is deprecated: declare them in tools"),
-        "function_call": (only("auto", "none"), "it is deprecated: use tool_choice"),
-        "web_search_options": (only(), "there are no built-in tools: declare a function of your own"),
+        "response_format": (is_plain_text, "answers are not constrained, so describe the form in a message"),
+        "logit_bias": (only({}), "it would change the distribution, so remove it"),
+        "modalities": (only(["text"]), "the policy reads and writes text, so remove it"),
+        "audio": (only(), "the policy reads and writes text, so remove it"),
+        "functions": (only([]), "it is deprecated, so declare them in tools"),
+        "function_call": (only("auto", "none"), "it is deprecated, so use tool_choice"),
+        "web_search_options": (only(), "there are no built-in tools, so declare a function of your own"),
     }
 )
 """Parameters that no server offers: the values that have no effect, and the advice of the error."""
