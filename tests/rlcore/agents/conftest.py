@@ -10,10 +10,14 @@ from typing import Any
 import pytest
 
 from rlcore.agents.gateway import Gateway, Session
-from rlcore.sampling.base import Sampler
+from rlcore.agents.sampler import AgentSampler
+from rlcore.agents.sampler import Episode as Played
+from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
+from tests.rlcore.agents.engines import Parrot
 from tests.rlcore.agents.gateways import LIMITS, Episode, running, scripted
+from tests.rlcore.agents.programs import Play, agent
 
 
 @pytest.fixture
@@ -32,3 +36,15 @@ def episode(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> Episode:
             yield gateway, gateway.open(prompts[0], place=0, sample=0)
 
     return opened
+
+
+@pytest.fixture
+def play(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> Play:
+    """A function that plays an episode of a program, whether it fails or not."""
+
+    def played(code: str, before: Callable[[], object] = lambda: None, **settings: object) -> Played:
+        sampler = AgentSampler(Parrot(tokenizer, before=before), tokenizer, agent(code, **settings))
+        params = SamplingParams(temperature=1.0, max_new_tokens=100, num_samples=1)
+        return sampler.play([dataclasses.replace(prompts[0], prompt_id="p-1")], params, seed=0)[0][0]
+
+    return played

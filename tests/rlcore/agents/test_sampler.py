@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,7 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 from tests.rlcore.agents.engines import Parrot
-from tests.rlcore.agents.programs import agent
+from tests.rlcore.agents.programs import Play, agent
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 from tests.waiting import LONG, given_time, is_alive, until
 
@@ -41,14 +42,10 @@ def sample(
     return AgentSampler(engine, tokenizer, config).sample(prompts, params, seed=0)
 
 
-def play_one(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, engine: Parrot | None = None, **settings: object
-) -> Rollout | FailedRollout:
-    """One episode, whether it fails or not."""
-    config = agent(code, **settings)
-    sampler = AgentSampler(engine or Parrot(tokenizer), tokenizer, config)
-    ((episode,),) = sampler.play(prompts[:1], PARAMS, seed=0)
-    return rollout_of(episode, config)
+def made_of(play: Play, code: str, **settings: Any) -> Rollout | FailedRollout:
+    return rollout_of(
+        play(code, **settings), agent(code, **{each: settings[each] for each in settings if each != "before"})
+    )
 
 
 def rollout(made: Rollout | FailedRollout) -> Rollout:
@@ -88,10 +85,8 @@ def test_the_run_decides_temperature_and_limits_and_the_engine_is_the_one_behind
 
 
 @pytest.mark.parametrize(("posted", "value"), [("0.25", 0.25), ("1", 1.0), ("'x'", None), ("float('nan')", None)])
-def test_an_agent_may_reward_its_episode(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], posted: str, value: float | None
-) -> None:
-    assert rollout(play_one(tokenizer, prompts, f"call(); reward({posted})")).environment_reward == value
+def test_an_agent_may_reward_its_episode(play: Play, posted: str, value: float | None) -> None:
+    assert rollout(made_of(play, f"call(); reward({posted})")).environment_reward == value
 
 
 @pytest.mark.parametrize(
@@ -106,17 +101,17 @@ def test_an_agent_may_reward_its_episode(
     ],
 )
 def test_an_agent_that_fails_after_good_calls_is_unscored_or_has_an_empty_answer(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, reason: str
+    play: Play, code: str, reason: str
 ) -> None:
     made = given_time(
-        lambda seconds: play_one(tokenizer, prompts, code, timeout_seconds=seconds),
+        lambda seconds: made_of(play, code, timeout_seconds=seconds),
         lambda made: isinstance(made, FailedRollout) and "last output" in made.reason,
         seconds=4.0,
     )
     assert isinstance(made, FailedRollout) and re.fullmatch(reason, made.reason)
     zero = rollout(
         given_time(
-            lambda seconds: play_one(tokenizer, prompts, code, timeout_seconds=seconds, on_crash="zero"),
+            lambda seconds: made_of(play, code, timeout_seconds=seconds, on_crash="zero"),
             lambda made: isinstance(made, Rollout),
             seconds=4.0,
         )
@@ -125,11 +120,9 @@ def test_an_agent_that_fails_after_good_calls_is_unscored_or_has_an_empty_answer
 
 
 @pytest.mark.parametrize("on_crash", ["unscored", "zero"])
-def test_without_an_answered_call_nothing_can_be_trained(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], on_crash: str
-) -> None:
+def test_without_an_answered_call_nothing_can_be_trained(play: Play, on_crash: str) -> None:
     for code, end in (("pass", "exit code 0"), ("1 / 0", "exit code 1; last output: ZeroDivisionError")):
-        made = play_one(tokenizer, prompts, code, on_crash=on_crash)
+        made = made_of(play, code, on_crash=on_crash)
         assert isinstance(made, FailedRollout)
         assert made.reason.startswith(f"the agent had no call answered; {end}")
 
@@ -142,21 +135,21 @@ def test_without_an_answered_call_nothing_can_be_trained(
     ],
 )
 def test_an_agent_that_breaks_at_a_limit_is_truncated_and_no_crash(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, settings: dict[str, int]
+    play: Play, code: str, settings: dict[str, int]
 ) -> None:
-    made = rollout(play_one(tokenizer, prompts, code, **settings))
+    made = rollout(made_of(play, code, **settings))
     assert made.finish_reason == "length"
     assert made.text == "#### 7"
 
 
-def test_branches_are_trained_dropped_or_refused(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    trained = rollout(play_one(tokenizer, prompts, FORKS))
+def test_branches_are_trained_dropped_or_refused(play: Play) -> None:
+    trained = rollout(made_of(play, FORKS))
     assert len(trained.samples) == 2
     assert trained.num_sampled == sum(sum(each.loss_mask) for each in trained.samples)
-    main = rollout(play_one(tokenizer, prompts, FORKS, branches="main"))
+    main = rollout(made_of(play, FORKS, branches="main"))
     assert (main.completion_ids, main.branches) == (trained.completion_ids, ())
     assert main.num_sampled == sum(main.loss_mask)
-    refused = play_one(tokenizer, prompts, FORKS, branches="refuse")
+    refused = made_of(play, FORKS, branches="refuse")
     assert isinstance(refused, FailedRollout)
     assert refused.reason.startswith("the episode has 2 samples: ")
     assert "branches = 'refuse'" in refused.reason
@@ -307,8 +300,8 @@ def test_the_figures_of_agents_are_those_worked_by_hand(tokenizer: ChatTokenizer
     }
 
 
-def test_the_text_of_a_reason_is_one_line(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    made = play_one(tokenizer, prompts, r"call(); print('a\x1b[31m' * 500, end='\n\n'); sys.exit(1)")
+def test_the_text_of_a_reason_is_one_line(play: Play) -> None:
+    made = made_of(play, r"call(); print('a\x1b[31m' * 500, end='\n\n'); sys.exit(1)")
     assert isinstance(made, FailedRollout)
     assert re.fullmatch(r"the agent failed: exit code 1; last output: [ -~…]{300,600}", made.reason)
 
@@ -342,14 +335,13 @@ def meet():
     ids=["is killed", "closes the connection", "closes a stream"],
 )
 def test_an_agent_that_leaves_in_a_call_keeps_the_calls_that_it_read(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], tmp_path: Path, code: str, is_kept: bool
+    play: Play, tokenizer: ChatTokenizer, tmp_path: Path, code: str, is_kept: bool
 ) -> None:
     def until_it_left() -> None:
         (tmp_path / "begun").touch()
         until(lambda: (tmp_path / "left").exists() or not is_alive(int((tmp_path / "pid").read_text())))
 
-    engine = Parrot(tokenizer, before=until_it_left)
-    made = play_one(tokenizer, prompts, MEET.format(room=str(tmp_path)) + code, engine, timeout_seconds=LONG)
+    made = made_of(play, MEET.format(room=str(tmp_path)) + code, before=until_it_left, timeout_seconds=LONG)
     if not is_kept:
         assert isinstance(made, FailedRollout) and "no call answered; exit code 137 (SIGKILL)" in made.reason
         return
