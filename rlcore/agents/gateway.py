@@ -11,9 +11,8 @@ import asyncio
 import hashlib
 import threading
 import time
-import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,19 +22,17 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from rlcore.agents.desk import Desk
-from rlcore.agents.records import Call, Limits, Record
 from rlcore.agents.rendering import PromptRenderer
-from rlcore.agents.session import Asked, Session, Shared
-from rlcore.agents.wire.chat import chat_body, chat_events, read_chat
-from rlcore.agents.wire.conversation import Json, Kind, Request
-from rlcore.agents.wire.events import encode_events, response_events
-from rlcore.agents.wire.replies import ReplyReader
-from rlcore.agents.wire.responses import read_responses, responses_body
+from rlcore.agents.requests import Kind, Request, read_chat
+from rlcore.agents.responses import read_responses
+from rlcore.agents.session import Asked, Call, Limits, Record, Session, Shared
+from rlcore.agents.turns import ReplyReader
 from rlcore.environments.call_formats import format_of
 from rlcore.errors import SamplingError, shown
 from rlcore.openai_api import guard
 from rlcore.openai_api.errors import ApiError
-from rlcore.openai_api.json_body import read_json
+from rlcore.openai_api.replies import model_card
+from rlcore.openai_api.requests import read_json
 from rlcore.openai_api.server import ServerThread
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
@@ -168,10 +165,8 @@ class Gateway:
         session = self._sessions[guard.key_of(scope)]
         try:
             response = await self._respond(HttpRequest(scope, receive), session)
-        except ApiError:
+        except (ApiError, ClientDisconnect):
             raise
-        except ClientDisconnect:
-            return
         except Exception as error:  # noqa: BLE001 - the failure of this episode alone
             with self._lock:
                 response = session.fail(error).response
@@ -191,9 +186,9 @@ class Gateway:
                     session.set_reward(body.get("reward"))
                 return JSONResponse({"reward": body["reward"]})
             case ("GET", "v1", "models"):
-                return JSONResponse({"object": "list", "data": [_model("policy")]})
+                return JSONResponse({"object": "list", "data": [model_card("policy")]})
             case ("GET", "v1", "models", *name):
-                return JSONResponse(_model("/".join(name)))
+                return JSONResponse(model_card("/".join(name)))
         path = shown(request.scope["path"], max_chars=80)
         what = f"there is no {request.method} {path}, only {', '.join(_PATHS)}"
         raise ApiError(404, what, code="unknown_url")
@@ -201,26 +196,23 @@ class Gateway:
     async def _complete(self, request: HttpRequest, session: Session, kind: Kind) -> Response:
         """Answer a request for completions. Its answers count if the client is there to read them."""
         body, read_at = await request.body(), time.monotonic()
-        leaving = asyncio.ensure_future(request.receive())
+        asked = await self._ask(body, session, kind, retry_count=request.headers.get("x-stainless-retry-count", ""))
+        put_at = time.monotonic()
         try:
-            asked = await self._ask(body, session, kind, retry_count=request.headers.get("x-stainless-retry-count", ""))
-            put_at, waiting = time.monotonic(), asyncio.ensure_future(asked.done.wait())
-            await asyncio.wait({waiting, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
+            await guard.unless_gone(request.receive, asked.done.wait())
+        except ClientDisconnect:
             with self._lock:
-                if leaving.done():
-                    self._leave(session, asked)
-                    raise ClientDisconnect
-                if asked.error:
-                    raise asked.error
-                session.require_open()
-                reply = self._reply(session, asked)
-                session.set_delivered(asked)
-                waited = max(asked.sampled_at, put_at) - put_at
-                self._overhead_seconds += time.monotonic() - read_at - waited
-            return reply
-        finally:
-            leaving.cancel()
+                self._leave(session, asked)
+            raise
+        with self._lock:
+            if asked.error:
+                raise asked.error
+            session.require_open()
+            reply = self._reply(session, asked)
+            session.set_delivered(asked)
+            waited = max(asked.sampled_at, put_at) - put_at
+            self._overhead_seconds += time.monotonic() - read_at - waited
+        return reply
 
     async def _ask(self, body: bytes, session: Session, kind: Kind, *, retry_count: str) -> Asked:
         """Put a request on the desk, unless it repeats another."""
@@ -231,7 +223,7 @@ class Gateway:
                 session.require_open()
                 if retry_count.strip("0") and (earlier := session.repeated(digest)):
                     return earlier
-            placement = await run(self._readers, lambda: session.located(self._read(read_json(body), session, kind)))
+            placement = await run(self._readers, lambda: session.located(_read(body, session, kind)))
             with self._lock:
                 session.require_open()
                 if self._is_broken:
@@ -244,9 +236,6 @@ class Gateway:
                 self._desk.put(asked.tickets)
                 return asked
 
-    def _read(self, body: Json, session: Session, kind: Kind) -> Request:
-        return read_chat(body) if kind == "chat" else read_responses(body, session.stored)
-
     def _leave(self, session: Session, asked: Asked) -> None:
         """Give up a request whose client is gone, unless another connection waits for it or the engine has begun."""
         asked.num_readers -= 1
@@ -256,24 +245,20 @@ class Gateway:
     def _reply(self, session: Session, asked: Asked) -> Response:
         """Return the reply; a repeated request gets the same."""
         if asked.reply is None:
-            request, answers = asked.placement.request, [asked.answers[number] for number in asked.numbers]
-            name = uuid.uuid4().hex
-            if request.kind == "chat":
-                body = chat_body(request, answers, name)
-            else:
-                body = responses_body(request, answers[0], name)
-                session.stored.add(request, answers[0], body)
-            asked.reply = _response(request, body)
+            body, events = session.written(asked)
+            is_stream = asked.placement.request.options.stream
+            asked.reply = _stream(events) if is_stream else JSONResponse(body)
         return asked.reply
 
 
-def _response(request: Request, body: Json) -> Response:
-    """Return the reply as JSON, or as the events of a stream in one piece."""
-    if not request.stream:
-        return JSONResponse(body)
-    is_chat = request.kind == "chat"
-    events = chat_events(body, include_usage=request.include_usage) if is_chat else response_events(body)
-    return Response(encode_events(events), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+def _read(body: bytes, session: Session, kind: Kind) -> Request:
+    found = read_json(body)
+    return read_chat(found) if kind == "chat" else read_responses(found, session.stored)
+
+
+def _stream(events: Iterable[str]) -> Response:
+    """Return the events of a stream in one piece."""
+    return Response("".join(events), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
 def _reader(tokenizer: ChatTokenizer) -> ReplyReader:
@@ -286,10 +271,6 @@ def _reader(tokenizer: ChatTokenizer) -> ReplyReader:
     has_template = getattr(backend, "response_template", None) is not None
     form = format_of(str(backend.get_chat_template()))
     return ReplyReader(form=form, prefill=tokenizer.prefill, parse=parse if has_template else None)
-
-
-def _model(name: str) -> Json:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "rlcore"}
 
 
 def _broken() -> ApiError:

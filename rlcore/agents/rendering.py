@@ -21,11 +21,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from rlcore.agents.wire.conversation import FunctionCall, Turn
+from rlcore.agents.requests import Turn
 from rlcore.environments.call_formats import CallFormat, format_of
 from rlcore.environments.tool_output_template import writes_tools
 from rlcore.errors import ModelError, shown
 from rlcore.openai_api.errors import ApiError
+from rlcore.openai_api.replies import FunctionCall
 from rlcore.text.chat_template import render_turns
 from rlcore.text.text_parts import Ids, Part
 from rlcore.text.tokenization import ChatTokenizer

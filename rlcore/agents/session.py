@@ -9,29 +9,86 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from starlette.responses import Response
 
-from rlcore.agents.branches import episode_of
 from rlcore.agents.desk import Made, Ticket
-from rlcore.agents.history import CallTree, Node, Placement
-from rlcore.agents.records import Call, Limits, Record
+from rlcore.agents.history import CallTree, Node, Placement, episode_of
 from rlcore.agents.rendering import TOO_LONG, PromptRenderer
-from rlcore.agents.wire.conversation import Answer, Request
-from rlcore.agents.wire.replies import ReplyReader, as_seen
-from rlcore.agents.wire.responses import Stored
+from rlcore.agents.requests import Request, Turn
+from rlcore.agents.responses import Stored, response_events, responses_body
+from rlcore.agents.turns import ReplyReader, as_seen
 from rlcore.errors import shown
 from rlcore.openai_api.errors import ApiError
+from rlcore.openai_api.replies import Piece, Reply, TokenLogprob
+from rlcore.openai_api.requests import Json
 from rlcore.seeding import derive_seed
 from rlcore.text.text_parts import Ids
-from rlcore.types import FailedRollout, Prompt, Rollout
+from rlcore.types import FailedRollout, FinishReason, Prompt, Rollout
 
 _MAX_REFUSALS = 20  # that a record has
 logger = logging.getLogger(__name__)
 Wake = Callable[[Callable[[], object]], None]
 _END_OF_PROMPT = 256  # tokens of a prompt that a response template reads
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Limits of an episode.
+
+    Attributes:
+        max_calls: Answers of an episode.
+        max_new_tokens: Tokens of a sample after its prompt.
+        max_tokens: Tokens of a sample, prompt included.
+        max_body_bytes: Size of a request.
+        max_waiting: Requests that wait for the engine, of all agents.
+        reward_range: Least and greatest reward that an agent may post.
+    """
+
+    max_calls: int
+    max_new_tokens: int
+    max_tokens: int
+    max_body_bytes: int = 4 << 20
+    max_waiting: int = 1024
+    reward_range: tuple[float, ...] = (0.0, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """Answer of an episode, for people.
+
+    ``parent``: number of the call that it continues, or None. ``text``: all sampled tokens, decoded.
+    """
+
+    number: int
+    kind: str
+    parent: int | None
+    fork: str
+    num_prompt_tokens: int
+    num_sampled_tokens: int
+    seconds: float
+    text: str
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Record:
+    """Episode as recorded. Answers that never reached the agent are no part of it.
+
+    Attributes:
+        rollout: The sample of the last answer, with its branches; None if the agent never got an answer.
+        reward: Reward that the agent posted, or None.
+        refused: First errors that the agent got.
+        error: Unexpected exception of the gateway, or "".
+    """
+
+    rollout: Rollout | None
+    reward: float | None
+    calls: tuple[Call, ...]
+    refused: tuple[str, ...]
+    error: str = ""
 
 
 @dataclass(eq=False, slots=True)
@@ -46,10 +103,11 @@ class Asked:
     placement: Placement
     prompt: str
     numbers: range
+    num_prompt_tokens: int
     wake: Wake
     begun: float = field(default_factory=time.monotonic)
     tickets: list[Ticket] = field(default_factory=list)
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, Piece] = field(default_factory=dict)
     error: ApiError | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
     num_readers: int = 1
@@ -130,7 +188,7 @@ class Session:
         """
         request = placement.request
         limits = self._shared.limits
-        if self._num_calls + request.n > limits.max_calls:
+        if self._num_calls + request.options.n > limits.max_calls:
             self._is_cut = True
             what = f"the episode has had {self._num_calls} of max_calls = {limits.max_calls} answers"
             raise ApiError(403, what, code="calls_exhausted")
@@ -140,11 +198,11 @@ class Session:
         if room < 1:
             self._is_cut = True
             raise _too_long(len(prompt_ids), used, limits)
-        numbers = range(self._last_number + 1, self._last_number + request.n + 1)
+        numbers = range(self._last_number + 1, self._last_number + request.options.n + 1)
         self._tree.hold(placement)
-        asked = Asked(digest, placement, _digest(prompt_ids), numbers, self._shared.wake)
-        self._num_calls, self._last_number = self._num_calls + request.n, numbers[-1]
-        limit = min(room, request.max_tokens or room)
+        asked = Asked(digest, placement, _digest(prompt_ids), numbers, len(prompt_ids), self._shared.wake)
+        self._num_calls, self._last_number = self._num_calls + request.options.n, numbers[-1]
+        limit = min(room, request.options.max_tokens or room)
         asked.tickets = [self._ticket(asked, number, prompt_ids, limit) for number in numbers]
         self.asked.append(asked)
         return asked
@@ -184,24 +242,22 @@ class Session:
             if asked.is_answered:
                 asked.wake(asked.done.set)
 
-    def _record(self, asked: Asked, number: int, made: Rollout) -> Answer:
+    def _record(self, asked: Asked, number: int, made: Rollout) -> Piece:
         shared, placement = self._shared, asked.placement
         request, tokenizer = placement.request, shared.renderer.tokenizer
-        made = as_seen(made, request.stop, tokenizer)
-        answer, is_unparsed = _answer(made, placement, shared, seed=f"{self.place}/{self.sample}/{number}")
+        made = as_seen(made, request.options.stop, tokenizer)
+        turn, is_unparsed = _turn(made, placement, shared, seed=f"{self.place}/{self.sample}/{number}")
         fork = placement.fork
         if number > asked.numbers[0]:
-            fork = f"answer {number - asked.numbers[0] + 1} of n = {request.n}"
+            fork = f"answer {number - asked.numbers[0] + 1} of n = {request.options.n}"
         order = asked.numbers[0]
-        self._nodes[number] = Node(
-            number=number, order=order, placement=placement, rollout=made, turn=answer.turn, fork=fork
-        )
+        self._nodes[number] = Node(number=number, order=order, placement=placement, rollout=made, turn=turn, fork=fork)
         self._calls[number] = Call(
             number=number,
             kind=request.kind,
             parent=placement.parent.number if placement.parent else None,
             fork=fork,
-            num_prompt_tokens=answer.num_prompt_tokens,
+            num_prompt_tokens=asked.num_prompt_tokens,
             num_sampled_tokens=len(made.completion_ids),
             seconds=time.monotonic() - asked.begun,
             text=tokenizer.decode(made.completion_ids),
@@ -210,7 +266,28 @@ class Session:
         self._is_cut = False
         counts = {"calls": 1, "forks": bool(fork), "unparsed_calls": is_unparsed}
         shared.statistics.update(counts | {"cut_answers": made.finish_reason == "length"})
-        return answer
+        return Piece(
+            index=number - order,
+            text=turn.content,
+            num_tokens=len(made.completion_ids),
+            logprobs=tuple(
+                TokenLogprob(tokenizer.spell([token]), logprob)
+                for token, logprob in zip(made.completion_ids, made.sampler_logprobs, strict=True)
+            ),
+            finish="tool_calls" if turn.calls else made.finish_reason,
+            thought=turn.thought,
+            calls=turn.calls,
+        )
+
+    def written(self, asked: Asked) -> tuple[Json, Iterator[str]]:
+        """Return the body of the reply to an answered request, and the events of its stream."""
+        request, answers = asked.placement.request, [asked.answers[number] for number in asked.numbers]
+        if request.kind == "chat":
+            reply = Reply(options=request.options, is_chat=True, num_prompt_tokens=asked.num_prompt_tokens)
+            return reply.whole(answers), reply.stream(answers)
+        body = responses_body(request, answers[0], asked.num_prompt_tokens)
+        self.stored.add(request, answers[0], body)
+        return body, response_events(body)
 
     def set_delivered(self, asked: Asked) -> None:
         """Make the answers of a request part of the episode. Only then can a later request continue them."""
@@ -278,26 +355,18 @@ class Session:
         return replace(rollout, num_sampled=sum(self._calls[each].num_sampled_tokens for each in numbers))
 
 
-def _answer(made: Rollout, placement: Placement, shared: Shared, *, seed: str) -> tuple[Answer, bool]:
+def _turn(made: Rollout, placement: Placement, shared: Shared, *, seed: str) -> tuple[Turn, bool]:
     """Return an answer as the agent sees it, and True if a call in it is malformed. A cut turn is not a call."""
     request, tokenizer, ids = placement.request, shared.renderer.tokenizer, made.completion_ids
     sampled = ids[:-1] if ids[-1] in tokenizer.eos_ids else ids
     spelled, unseen = tokenizer.spell(sampled), tokenizer.decode(sampled)[len(made.text) :]
-    prompt_ids, is_whole = made.prompt.token_ids, made.finish_reason == "stop"
-    turn, is_unparsed = shared.reader.read(
+    return shared.reader.read(
         made.text,
         spelled.removesuffix(unseen) if spelled.endswith(unseen) else made.text,
-        prompt=tokenizer.spell(prompt_ids[-_END_OF_PROMPT:]) if shared.reader.parse else "",
-        tools=request.tools if is_whole and request.may_call else "",
+        prompt=tokenizer.spell(made.prompt.token_ids[-_END_OF_PROMPT:]) if shared.reader.parse else "",
+        tools=request.tools if made.finish_reason == "stop" and request.may_call else "",
         seed=seed,
     )
-    answer = Answer(
-        turn=turn,
-        finish="tool_calls" if turn.calls else "stop" if is_whole else "length",
-        num_prompt_tokens=len(prompt_ids),
-        tokens=tuple(zip(map(tokenizer.spell, zip(ids, strict=True)), made.sampler_logprobs, strict=True)),
-    )
-    return answer, is_unparsed
 
 
 def _digest(ids: Ids) -> str:

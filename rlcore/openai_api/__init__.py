@@ -1,1 +1,1 @@
-"""HTTP front that the agents' gateway and ``rlcore serve`` share: strict bodies, a guard, a server, OpenAI's errors."""
+"""OpenAI's protocol for the agents' gateway and ``rlcore serve``: requests, replies, errors, a guard, a server."""

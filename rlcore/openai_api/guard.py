@@ -10,10 +10,13 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
 
 from rlcore.openai_api.errors import ApiError
 
+Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -68,9 +71,11 @@ class Guard:
             await send(message)
 
         try:
-            body.expected = _length(self._admit(scope).get(b"content-length", b"0"))
+            body.expected = int(self._admit(scope).get(b"content-length", b"0"))  # digits, says the server
             async with asyncio.timeout(self._limits.seconds):
                 await self._app(scope, body.receive, note)
+        except ClientDisconnect:
+            pass
         except TimeoutError:
             if not begun:  # else closing the connection shows that the reply is incomplete
                 limit = f"the answer took longer than {self._limits.seconds:g} s"
@@ -157,17 +162,29 @@ class _Body:
         return ApiError(413, what, code="body_too_large")
 
 
+async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+    """Return the result of ``work``, unless the client disconnects: then it ends.
+
+    Raises:
+        ClientDisconnect: The client is gone, so nobody would read a reply.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(receive())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():
+            raise ClientDisconnect
+        return await working
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
 def key_of(scope: Scope) -> str:
     """Return the key in the Authorization header of a request, or ""."""
     given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
     scheme, _, key = given.decode("latin-1").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
-
-
-def _length(value: bytes) -> int:
-    if not (value.isdigit() and len(value) < 20):
-        raise ApiError(400, "the header content-length is invalid")
-    return int(value)
 
 
 def _host(value: bytes) -> str:

@@ -4,47 +4,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
-FinishReason = Literal["stop", "length"]
+from rlcore.openai_api.replies import Piece
+from rlcore.openai_api.requests import Options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Completions of one prompt. ``place``: its number in the request; it and ``seed`` determine the draws.
-
-    ``temperature`` 0 is greedy. ``stop``: texts that end a completion and are not part of it. ``top_logprobs``: number
-    of most likely tokens listed with each token's logprob; None: no logprobs.
-    """
+    """Completions of one prompt. ``place``: its number in the request; it and the seed determine the draws."""
 
     prompt_ids: tuple[int, ...]
     max_tokens: int
-    num_samples: int
-    temperature: float
-    seed: int
+    options: Options
     place: int = 0
-    stop: tuple[str, ...] = ()
-    top_logprobs: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Token text with its logprob at temperature 1, and those of the most likely tokens at its position."""
-
-    text: str
-    logprob: float
-    top: tuple[tuple[str, float], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
-    """Next text of one completion. ``num_tokens``: its number of tokens; ``finish``: the reason if it is the last."""
-
-    index: int
-    text: str
-    num_tokens: int
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish: FinishReason | None = None
 
 
 class Engine(Protocol):

@@ -9,31 +9,46 @@ computation if prompt and completion need more positions than the model has.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, aclosing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from rlcore.errors import ModelError, SamplingError
+from rlcore.openai_api import requests as wire
 from rlcore.openai_api.errors import ApiError
-from rlcore.openai_api.guard import Admission, App, Guard, Limits, Receive, Scope, Send
-from rlcore.openai_api.json_body import read_json
-from rlcore.tasks.serving.engine import Engine, Job, Piece
-from rlcore.tasks.serving.replies import Gathered, Head, chunk, model_card, opening_chunks, usage_chunk, whole_answer
-from rlcore.tasks.serving.requests import ChatRequest, CompletionRequest, read_chat, read_completion
+from rlcore.openai_api.guard import Admission, App, Guard, Limits, Receive, Scope, Send, unless_gone
+from rlcore.openai_api.replies import Piece, Reply, event, model_card
+from rlcore.tasks.serving.engine import Engine, Job
 from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import Message, Role
 
 logger = logging.getLogger(__name__)
+OFFER = wire.Offer(
+    max_choices=16,
+    max_stops=4,
+    refused={
+        **wire.UNSUPPORTED,
+        "top_p": (wire.only(1), "completions are drawn from the whole distribution, so leave it at 1"),
+        "presence_penalty": (wire.only(0), "completions are drawn from the model's distribution, so leave it at 0"),
+        "frequency_penalty": (wire.only(0), "completions are drawn from the model's distribution, so leave it at 0"),
+        "tools": (wire.only([]), "the answer is text, so describe them in a message"),
+        "store": (wire.only(False), "nothing is stored, so remove it"),
+        "service_tier": (wire.only("auto", "default"), "there is only one, so remove it"),
+        "echo": (wire.only(False), "the reply has no prompt, so remove it"),
+        "best_of": (wire.only(1), "ask for n choices and choose yourself"),
+        "suffix": (wire.only(""), "only the end of a text is completed, so remove it"),
+    },
+)
 _NAME = "rlcore_serve"
 _HEALTH = "/health"  # the one path without a token, for probes
 _METRICS = {
@@ -42,8 +57,7 @@ _METRICS = {
     "prompt_tokens_total": ("counter", "tokens of prompts"),
     "completion_tokens_total": ("counter", "tokens of completions"),
 }
-Handler = Callable[[HttpRequest], Awaitable[Response]]
-Read = Callable[[Mapping[str, Any]], ChatRequest | CompletionRequest]
+Handler = Callable[[HttpRequest, AsyncExitStack], Awaitable[Response]]  # the stack is left once the reply is sent
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,12 +72,14 @@ class Served:
 
 def front(served: Served, engine: Engine, *, token: str, hosts: Sequence[str], limits: Limits) -> App:
     """Return the application behind its guard."""
+    app = _Front(served, engine, limits)
     admission = Admission(
         allows=lambda key: secrets.compare_digest(key.encode(), token.encode()),
         hosts=hosts,
         open_paths=(_HEALTH,),
+        refused=lambda error, _: app.count(error.status),
     )
-    return Guard(_Front(served, engine, limits), admission, limits)
+    return Guard(app, admission, limits)
 
 
 class _Front:
@@ -74,8 +90,8 @@ class _Front:
         self._counts: Counter[str] = Counter()
         self._running = 0
         self._routes: Mapping[str, tuple[str, Handler]] = {
-            "/v1/chat/completions": ("POST", self._chat),
-            "/v1/completions": ("POST", self._completion),
+            "/v1/chat/completions": ("POST", partial(self._complete, is_chat=True)),
+            "/v1/completions": ("POST", partial(self._complete, is_chat=False)),
             "/v1/models": ("GET", self._models),
             **{f"/v1/models/{name}": ("GET", self._model) for name in (served.name, served.alias) if name},
             _HEALTH: ("GET", self._health),
@@ -84,29 +100,24 @@ class _Front:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one admitted request."""
-        request = HttpRequest(scope, receive)
 
         async def note(message: Any) -> None:
             if message["type"] == "http.response.start":
-                self._counts[f'requests_total{{status="{message["status"]}"}}'] += 1
+                self.count(message["status"])
             await send(message)
 
         try:
-            response = await self._route(request)
-        except ApiError as error:
-            self._counts[f'requests_total{{status="{error.status}"}}'] += 1
-            raise
-        except ClientDisconnect:
-            return
+            async with AsyncExitStack() as until_sent:
+                response = await self._route(HttpRequest(scope, receive), until_sent)
+                await response(scope, receive, note)
         except SamplingError as error:
-            logger.error("%s", error)
-            response = _failed(error).response
-        except Exception:
-            logger.exception("a request failed")
-            response = ApiError(500, "the server failed; see its log", code="internal_error").response
-        await response(scope, receive, note)
+            raise _failed(error) from error
 
-    async def _route(self, request: HttpRequest) -> Response:
+    def count(self, status: int) -> None:
+        """Count a request by the status of its reply."""
+        self._counts[f'requests_total{{status="{status}"}}'] += 1
+
+    async def _route(self, request: HttpRequest, until_sent: AsyncExitStack) -> Response:
         path = request.scope["path"]
         if path not in self._routes:
             raise ApiError(404, f"there is nothing at this path; there is {', '.join(self._routes)}", code="not_found")
@@ -115,19 +126,19 @@ class _Front:
             response = ApiError(405, f"{path} takes {method} alone", code="method_not_allowed").response
             response.headers["Allow"] = method
             return response
-        return await handler(request)
+        return await handler(request, until_sent)
 
-    async def _models(self, _: HttpRequest) -> Response:
+    async def _models(self, *_: object) -> Response:
         return JSONResponse({"object": "list", "data": [model_card(self._served.name, self._created)]})
 
-    async def _model(self, _: HttpRequest) -> Response:
+    async def _model(self, *_: object) -> Response:
         return JSONResponse(model_card(self._served.name, self._created))
 
-    async def _health(self, _: HttpRequest) -> Response:
+    async def _health(self, *_: object) -> Response:
         is_healthy = self._engine.is_healthy()
         return JSONResponse({"status": "ok" if is_healthy else "engine failed"}, 200 if is_healthy else 503)
 
-    async def _metrics(self, _: HttpRequest) -> Response:
+    async def _metrics(self, *_: object) -> Response:
         counts = {"running": self._running, "prompt_tokens_total": 0, "completion_tokens_total": 0} | dict(self._counts)
         lines = []
         for name, (kind, meaning) in _METRICS.items():
@@ -135,85 +146,69 @@ class _Front:
             lines += [f"{_NAME}_{key} {value}" for key, value in sorted(counts.items()) if key.startswith(name)]
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
-    async def _chat(self, request: HttpRequest) -> Response:
-        return await self._complete(request, read_chat)
+    async def _complete(self, request: HttpRequest, until_sent: AsyncExitStack, *, is_chat: bool) -> Response:
+        until_sent.enter_context(self._one_more())
+        _require_json(request)
+        body, loop = await request.body(), asyncio.get_running_loop()
+        options, jobs = await loop.run_in_executor(self._reader, lambda: self._read(body, is_chat=is_chat))
+        num_prompt_tokens = sum(len(job.prompt_ids) for job in jobs)
+        self._counts["prompt_tokens_total"] += num_prompt_tokens
+        reply = Reply(options=options, is_chat=is_chat, num_prompt_tokens=num_prompt_tokens)
+        if options.stream:
+            events = await until_sent.enter_async_context(aclosing(self._events(reply, jobs)))
+            return StreamingResponse(events, media_type="text/event-stream")
+        return JSONResponse(await unless_gone(request.receive, self._whole(reply, jobs)))
 
-    async def _completion(self, request: HttpRequest) -> Response:
-        return await self._complete(request, read_completion)
-
-    async def _complete(self, request: HttpRequest, read: Read) -> Response:
-        self._enter()
-        is_left_running = False
-        try:
-            _require_json(request)
-            body, loop = await request.body(), asyncio.get_running_loop()
-            asked, jobs = await loop.run_in_executor(self._reader, lambda: self._read(body, read))
-            self._counts["prompt_tokens_total"] += sum(len(job.prompt_ids) for job in jobs)
-            head = Head(request=asked, id=f"cmpl-{secrets.token_hex(12)}", created=int(time.time()))
-            if asked.stream:
-                is_left_running = True
-                return _Stream(self._events(head, jobs), self._leave)
-            return JSONResponse(await _unless_gone(request, self._whole(head, jobs)))
-        finally:
-            if not is_left_running:
-                self._leave()
-
-    def _enter(self) -> None:
+    @contextmanager
+    def _one_more(self) -> Iterator[None]:
         if self._running >= self._limits.concurrent:
             what = f"{self._running} requests are active, which is the limit; retry later"
             raise ApiError(429, what, code="too_many_requests", may_retry=True)
         self._running += 1
+        try:
+            yield
+        finally:
+            self._running -= 1
 
-    def _leave(self) -> None:
-        self._running -= 1
-
-    def _read(self, body: bytes, read: Read) -> tuple[ChatRequest | CompletionRequest, list[Job]]:
+    def _read(self, body: bytes, *, is_chat: bool) -> tuple[wire.Options, list[Job]]:
         """Parse a request into jobs, or raise the reason for its rejection."""
-        asked = read(read_json(body))
-        if asked.model not in (self._served.name, self._served.alias):
-            what = f"there is no model {asked.model[:200]!r} here; there is {self._served.name!r}"
+        fields = wire.read_fields(wire.read_json(body), OFFER)
+        options = wire.options_of(fields, is_chat=is_chat)
+        messages = [_message(*each) for each in wire.chat_messages(fields, wire.SPOKEN)] if is_chat else []
+        texts = () if is_chat else wire.completion_prompts(fields)
+        fields.end()
+        if options.model not in (self._served.name, self._served.alias):
+            what = f"there is no model {options.model[:200]!r} here; there is {self._served.name!r}"
             raise ApiError(404, what, param="model", code="model_not_found")
-        return asked, [
-            Job(
-                prompt_ids=ids,
-                max_tokens=self._room(ids, asked.max_tokens),
-                num_samples=asked.num_samples,
-                temperature=asked.temperature,
-                seed=asked.seed,
-                place=place,
-                stop=asked.stop,
-                top_logprobs=asked.top_logprobs,
-            )
-            for place, ids in enumerate(self._prompts(asked))
+        if len(texts) * options.n > OFFER.max_choices:
+            raise ApiError(400, f"prompts times n may be {OFFER.max_choices} at most", param="n")
+        prompts = [self._rendered(messages)] if is_chat else [self._ids(each) for each in texts]
+        return options, [
+            Job(prompt_ids=ids, max_tokens=self._room(ids, options.max_tokens), options=options, place=place)
+            for place, ids in enumerate(prompts)
         ]
 
-    def _prompts(self, asked: ChatRequest | CompletionRequest) -> list[tuple[int, ...]]:
-        tokenizer = self._served.tokenizer
-        if isinstance(asked, CompletionRequest):
-            return [self._text_ids(each) if isinstance(each, str) else self._known(each) for each in asked.prompts]
-        if len(asked.messages) > self._served.positions:
-            raise self._too_long(f"{len(asked.messages)} messages")
+    def _rendered(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        if len(messages) > self._served.positions:
+            raise self._too_long(f"{len(messages)} messages")
         try:
-            return [tokenizer.render_prompt(asked.messages)]
+            return self._served.tokenizer.render_prompt(messages)
         except ModelError as error:
-            raise ApiError(400, error.what[:500], param="messages", code="invalid_value") from error
+            raise ApiError(400, error.what[:500], param="messages") from error
 
-    def _text_ids(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a text, with special tokens parsed and the tokenizer's prefix."""
-        return tuple(self._served.tokenizer.hf_tokenizer(text).input_ids)
-
-    def _known(self, ids: tuple[int, ...]) -> tuple[int, ...]:
+    def _ids(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
+        """Return the token ids of a prompt; of a text with special tokens parsed and the tokenizer's prefix."""
+        if isinstance(prompt, str):
+            return tuple(self._served.tokenizer.hf_tokenizer(prompt).input_ids)
         size = self._served.tokenizer.vocabulary_size
-        if not all(0 <= number < size for number in ids):
-            raise ApiError(
-                400, f"prompt has token ids outside of 0 to {size - 1}", param="prompt", code="invalid_value"
-            )
-        return ids
+        if not all(0 <= number < size for number in prompt):
+            raise ApiError(400, f"prompt has token ids outside of 0 to {size - 1}", param="prompt")
+        return prompt
 
     def _room(self, ids: tuple[int, ...], wanted: int | None) -> int:
         """Return the number of tokens to generate."""
         if not ids:
-            raise ApiError(400, "the prompt has no tokens", param="prompt", code="invalid_value")
+            raise ApiError(400, "the prompt has no tokens", param="prompt")
         left = self._served.positions - len(ids)
         if left < (wanted or 1):
             more = f" and {wanted} of the completion" if wanted else ""
@@ -224,55 +219,40 @@ class _Front:
         text = f"{what} need more than the {self._served.positions} positions that the model has"
         return ApiError(400, text, code="context_length_exceeded")
 
-    async def _pieces(self, jobs: Sequence[Job]) -> AsyncGenerator[tuple[int, Piece]]:
+    async def _pieces(self, jobs: Sequence[Job]) -> AsyncGenerator[Piece]:
         """Yield the pieces of all jobs in order, each with the number of its choice in the reply."""
         for place, job in enumerate(jobs):
             async with aclosing(self._engine.generate(job)) as pieces:
                 async for piece in pieces:
                     self._counts["completion_tokens_total"] += piece.num_tokens
-                    yield place * job.num_samples + piece.index, piece
+                    yield replace(piece, index=place * job.options.n + piece.index)
 
-    async def _whole(self, head: Head, jobs: Sequence[Job]) -> dict[str, Any]:
-        choices = {index: Gathered() for index in range(sum(job.num_samples for job in jobs))}
+    async def _whole(self, reply: Reply, jobs: Sequence[Job]) -> dict[str, Any]:
         async with aclosing(self._pieces(jobs)) as pieces:
-            async for index, piece in pieces:
-                choices[index].add(piece)
-        return whole_answer(head, choices, sum(len(job.prompt_ids) for job in jobs))
+            return reply.whole([piece async for piece in pieces])
 
-    async def _events(self, head: Head, jobs: Sequence[Job]) -> AsyncGenerator[str]:
-        """Yield the lines of a stream. A failure of the engine is its last event."""
-        sent: Counter[int] = Counter()
-        tokens = 0
-        for each in opening_chunks(head, sum(job.num_samples for job in jobs)):
-            yield _event(each)
+    async def _events(self, reply: Reply, jobs: Sequence[Job]) -> AsyncGenerator[str]:
+        """Yield the events of a stream. A failure of the engine is its last event."""
+        sent, num_tokens = Counter[int](), 0
+        for each in reply.opening(len(jobs) * reply.options.n):
+            yield each
         try:
             async with aclosing(self._pieces(jobs)) as pieces:
-                async for index, piece in pieces:
-                    yield _event(chunk(head, index, piece, sent[index]))
-                    sent[index] += len(piece.text)
-                    tokens += piece.num_tokens
+                async for piece in pieces:
+                    for each in reply.events(piece, offset=sent[piece.index]):
+                        yield each
+                    sent[piece.index] += len(piece.text)
+                    num_tokens += piece.num_tokens
         except SamplingError as error:
-            logger.error("%s", error)
-            yield _event(_failed(error).body)
+            yield event(_failed(error).body)
             return
-        if head.request.with_usage:
-            yield _event(usage_chunk(head, sum(len(job.prompt_ids) for job in jobs), tokens))
-        yield "data: [DONE]\n\n"
+        for each in reply.closing(num_tokens):
+            yield each
 
 
-class _Stream(StreamingResponse):
-    """Stream that reports its end, however it ends."""
-
-    def __init__(self, events: AsyncGenerator[str], over: Callable[[], None]) -> None:
-        super().__init__(events, media_type="text/event-stream")
-        self._events, self._over = events, over
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            async with aclosing(self._events):
-                await super().__call__(scope, receive, send)
-        finally:
-            self._over()
+def _message(role: Role, content: str, message: wire.Fields) -> Message:
+    message.end()
+    return Message(role=role, content=content)
 
 
 def _require_json(request: HttpRequest) -> None:
@@ -283,24 +263,6 @@ def _require_json(request: HttpRequest) -> None:
         raise ApiError(415, "a compressed body is not supported")
 
 
-async def _unless_gone(request: HttpRequest, answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
-    """Return the reply, unless the client has disconnected: then its work ends."""
-    working = asyncio.ensure_future(answer)
-    leaving = asyncio.ensure_future(request.receive())
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            raise ClientDisconnect
-        return await working
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
 def _failed(error: SamplingError) -> ApiError:
+    logger.error("%s", error)
     return ApiError(503, error.what, code="engine_failed")
-
-
-def _event(value: Mapping[str, Any]) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,12 +16,14 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from rlcore.errors import SamplingError
 from rlcore.models.architectures import max_positions, supports_prompt_sharing
+from rlcore.openai_api.replies import Piece, TokenLogprob
 from rlcore.sampling.decoding import argmax_tokens, decode, sample_tokens
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION, find_gaps
 from rlcore.sampling.library_decoding import decode_by_library
 from rlcore.seeding import generator
-from rlcore.tasks.serving.engine import FinishReason, Job, Piece, TokenLogprob
+from rlcore.tasks.serving.engine import Job
 from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import FinishReason
 
 _ALWAYS_DECODED = 100  # up to this number of tokens each one is decoded; in longer texts, every 1 % of the length
 _MAX_ROWS = 32  # completions that are decoded together
@@ -94,19 +96,19 @@ class NativeEngine:
     def _fit(self, jobs: Sequence[Job]) -> bool:
         """Return True if jobs may be decoded together: rows, padded prompts, and positions up to the longest end."""
         longest, tokens = max(len(job.prompt_ids) for job in jobs), max(job.max_tokens for job in jobs)
-        rows, prompts = sum(job.num_samples for job in jobs), len({job.prompt_ids for job in jobs})
+        rows, prompts = sum(job.options.n for job in jobs), len({job.prompt_ids for job in jobs})
         fits = rows <= self._max_rows and prompts * longest <= _MAX_PREFILL_TOKENS
         return self._shares_prompts and fits and longest + tokens <= self._positions
 
     @torch.inference_mode()
     def _run_waiting(self) -> None:
         taken = self._take()
-        rows = [_Choice(work, index) for work in taken for index in range(work.job.num_samples)]
+        rows = [_Choice(work, index) for work in taken for index in range(work.job.options.n)]
         try:
             for together in [rows] if self._shares_prompts else [[row] for row in rows]:
                 if together:
                     self._decode(together)
-        except _CancelledError:
+        except CancelledError:
             pass
         except torch.OutOfMemoryError as error:
             self._max_rows = max(1, len(rows) // 2)
@@ -128,10 +130,6 @@ class NativeEngine:
             choose=writer.choose,
             eos_ids=torch.tensor(self._tokenizer.eos_ids, device=self._model.device),
         )
-
-
-class _CancelledError(Exception):
-    """Signal that no client waits for the completions."""
 
 
 class _Choice:
@@ -161,9 +159,10 @@ class _Writer:
 
         Raises:
             SamplingError: the model computes NaN or infinity.
+            CancelledError: no client waits for the completions.
         """
         if all(row.work.cancelled.is_set() or row.finish for row in self._rows):
-            raise _CancelledError
+            raise CancelledError
         if len(logits) < len(self._rows):  # finished ones were dropped together
             gaps = find_gaps(torch.tensor([row.finish is None for row in self._rows]), len(logits))
             self._rows = [self._rows[place] for place in gaps.close(torch.arange(len(self._rows))).tolist()]
@@ -175,8 +174,10 @@ class _Writer:
             if row.finish is not None:
                 continue
             row.ids.append(token)
-            if row.job.top_logprobs is not None:
-                row.logprobs.append(self._logprob(logits[place].float().log_softmax(-1), token, row.job.top_logprobs))
+            if row.job.options.top_logprobs is not None:
+                row.logprobs.append(
+                    self._logprob(logits[place].float().log_softmax(-1), token, row.job.options.top_logprobs)
+                )
             if token in eos_ids or row.work.cancelled.is_set():
                 row.finish = "stop"
             elif len(row.ids) == row.job.max_tokens:
@@ -188,7 +189,7 @@ class _Writer:
 
     def _draw(self, logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Draw each row at its temperature; 0 takes the likeliest token."""
-        temperatures = torch.tensor([row.job.temperature for row in self._rows], device=logits.device)
+        temperatures = torch.tensor([row.job.options.temperature for row in self._rows], device=logits.device)
         is_greedy = temperatures == 0.0
         if is_greedy.all():
             return argmax_tokens(logits, uniforms)
@@ -204,10 +205,10 @@ class _Writer:
             return
         choice.looked = len(choice.ids)
         text = self._tokenizer.decode(choice.ids[:-1] if has_ended else choice.ids)
-        stops = [place for stop in choice.job.stop if (place := text.find(stop)) >= 0]
+        stops = [place for stop in choice.job.options.stop if (place := text.find(stop)) >= 0]
         if stops:
             text, choice.finish = text[: min(stops)], "stop"
-        ready = text if choice.finish else text[: len(text) - _held_back(text, choice.job.stop)]
+        ready = text if choice.finish else text[: len(text) - _held_back(text, choice.job.options.stop)]
         if len(ready) > choice.sent or choice.finish:
             choice.work.send(
                 Piece(
@@ -247,6 +248,6 @@ def _uniforms(rows: Sequence[_Choice]) -> torch.Tensor:
     """Return random numbers in [0, 1), float32 [S, N]: those of the rollout sampler; 0 after the limit of a row."""
     found = torch.zeros(len(rows), max(row.job.max_tokens for row in rows))
     for values, row in zip(found, rows, strict=True):
-        stream = generator(row.job.seed, row.job.place, row.index)
+        stream = generator(row.job.options.seed, row.job.place, row.index)
         values[: row.job.max_tokens] = torch.rand(row.job.max_tokens, generator=stream)
     return found

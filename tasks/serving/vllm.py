@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 
 from rlcore.errors import SamplingError
-from rlcore.tasks.serving.engine import FinishReason, Job, Piece, TokenLogprob
+from rlcore.openai_api.replies import Piece, TokenLogprob
+from rlcore.tasks.serving.engine import Job
+from rlcore.types import FinishReason
 
 _CONNECT_SECONDS = 10.0
 
@@ -39,7 +41,7 @@ class VllmEngine:
                 if answer.status_code != httpx.codes.OK:
                     reply = (await answer.aread()).decode(errors="replace")[:500]
                     raise SamplingError(f"vLLM answered {answer.status_code}: {reply}")
-                async for line in answer.aiter_lines():
+                async for line in _lines(answer):
                     for piece in _pieces(line):
                         yield piece
             self._is_healthy = True
@@ -57,20 +59,30 @@ class VllmEngine:
 
     def _question(self, job: Job) -> dict[str, Any]:
         """Return the request. It samples from the whole distribution, whatever the model's generation config."""
+        options = job.options
         whole = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
         return whole | {
             "model": self._name,
             "prompt": list(job.prompt_ids),
             "max_tokens": job.max_tokens,
-            "n": job.num_samples,
-            "temperature": job.temperature,
-            "seed": (job.seed + job.place) % 2**63,
-            "stop": list(job.stop),
+            "n": options.n,
+            "temperature": options.temperature,
+            "seed": (options.seed + job.place) % 2**63,
+            "stop": list(options.stop),
             "stop_token_ids": list(self._eos_ids),
-            "logprobs": job.top_logprobs,
+            "logprobs": options.top_logprobs,
             "stream": True,
             "return_token_ids": True,
         }
+
+
+async def _lines(answer: httpx.Response) -> AsyncGenerator[str]:
+    """Yield the lines of an event stream; those of httpx end at every separator of Unicode, which a text may have."""
+    rest = b""
+    async for data in answer.aiter_bytes():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield line.decode()
 
 
 def _pieces(line: str) -> list[Piece]:

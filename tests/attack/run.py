@@ -195,9 +195,16 @@ ROWS = (
         sound=(f"{_GATE}::test_the_trainer_and_the_servers_own_start_are_let_through",),
     ),
     Row(
+        attacks="wrong requests to any server of OpenAI's protocol",
+        hostile=("tests/rlcore/openai_api/test_protocol.py::test_a_hostile_request_is_refused",),
+    ),
+    Row(
         attacks="wrong requests to the agents' gateway",
-        hostile=(f"{_AGENTS}/test_hostile_requests.py::test_a_hostile_request_is_refused",),
-        sound=(f"{_AGENTS}/test_strange_requests.py::test_the_valid_bodies_are_answered",),
+        hostile=(
+            f"{_AGENTS}/test_requests.py::test_a_hostile_request_is_refused",
+            f"{_AGENTS}/test_requests.py::test_what_cannot_be_served_is_refused_by_name",
+        ),
+        sound=(f"{_AGENTS}/test_requests.py::test_the_valid_bodies_are_answered",),
     ),
     Row(
         attacks="hostile agents, in a sandbox and without",
@@ -208,9 +215,9 @@ ROWS = (
     ),
     Row(
         attacks="wrong requests to a served model, over the wire; those of OpenAI's client",
-        hostile=(f"{_SERVING}/test_malformed.py::test_what_is_wrong_is_refused_in_the_form_of_openai",),
+        hostile=(f"{_SERVING}/test_front.py::test_what_is_wrong_is_refused_in_the_form_of_openai",),
         sound=(
-            f"{_SERVING}/test_malformed.py::test_values_that_change_nothing_are_taken",
+            f"{_SERVING}/test_front.py::test_values_that_change_nothing_are_taken",
             f"{_SERVING}/test_openai_client.py::test_greedy_answers_are_those_of_the_evaluation",
             f"{_SERVING}/test_openai_client.py::test_a_stream_is_the_whole_answer_in_parts",
             f"{_SERVING}/test_openai_client.py::test_completions_take_texts_and_token_ids",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.agents.wire import chat, parameters, responses
+from rlcore.agents import requests
 from rlcore.flows.cli.app import main
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_table
@@ -19,6 +19,7 @@ from tests.flows.conftest import environment
 from tests.flows.test_agentic import SETTINGS
 from tests.flows.test_tutorials import BLOCK, FOLDER, PAGES, with_overrides
 from tests.flows.warm import run_warm
+from tests.rlcore.agents.gateways import names_read
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 TEXT = (FOLDER / "own-agent.md").read_text(encoding="utf-8")
@@ -56,14 +57,18 @@ def test_what_the_page_shows_of_the_programs_is_in_them(here: Path) -> None:
     assert len(programs[-1].splitlines()) == 15
 
 
-def test_the_page_names_every_parameter_that_is_served_decided_or_refused() -> None:
+def test_the_page_names_every_parameter_that_is_served_decided_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {
         row.split("|")[1].strip().partition(" ")[0]: set(re.findall(r"`(\w+)`", row))
         for row in re.findall(r"^\| (?:served|decided|refused) .*$", TEXT, re.MULTILINE)
     }
-    assert rows["served"] - {"required", "auto"} == (chat.READ | responses.READ) - {"model"}
-    assert rows["decided"] == parameters.DECIDED_BY_THE_RUN
-    assert rows["refused"] == set(parameters.REFUSED)
+    assert rows["served"] - {"required", "auto"} == names_read(monkeypatch) - {
+        "model",
+        *requests.OFFER.refused,
+        *requests.OFFER.ignored,
+    }
+    assert rows["decided"] == requests.DECIDED_BY_THE_RUN
+    assert rows["refused"] == set(requests.OFFER.refused)
 
 
 def test_an_untrained_model_is_reached_by_the_agent_of_the_sdk(

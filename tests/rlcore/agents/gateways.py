@@ -8,21 +8,27 @@ import http.client
 import json
 import random
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-import torch
+import pytest
 
+from rlcore.agents.desk import Desk
 from rlcore.agents.gateway import Gateway, Limits, Session
+from rlcore.agents.requests import read_chat
+from rlcore.agents.responses import Stored, read_responses
+from rlcore.openai_api.requests import Fields, read_json
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
+from tests.rlcore.environments.tool_templates import HERMES, with_template
 from tests.waiting import LONG
 
+Episode = Callable[..., AbstractContextManager[tuple[Gateway, Session]]]
 LIMITS = Limits(max_calls=32, max_new_tokens=600, max_tokens=1000)
 ADD = {
     "type": "function",
@@ -39,6 +45,30 @@ ADD = {
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>'
 
 
+RESPONSE_TEMPLATE = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "defaults": {"role": "assistant"},
+    "fields": {
+        "thinking": {"open": "<think>", "close": "</think>"},
+        "tool_calls": {
+            "open": "<call>",
+            "close": "</call>",
+            "content": "json",
+            "repeats": True,
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {},
+    },
+}
+
+
+def with_response_template(tokenizer: ChatTokenizer) -> ChatTokenizer:
+    """The tokenizer of a model whose format of calls rlcore does not know."""
+    own = with_template(tokenizer, HERMES.replace("<tool_call>", "<call>"))
+    own.hf_tokenizer.response_template = RESPONSE_TEMPLATE
+    return own
+
+
 def scripted(tokenizer: ChatTokenizer, name: str, turns: Sequence[str], *, sample: int = 0) -> ScriptedSampler:
     """An engine with the answers to the calls of one episode."""
     return ScriptedSampler.from_texts(
@@ -46,12 +76,11 @@ def scripted(tokenizer: ChatTokenizer, name: str, turns: Sequence[str], *, sampl
     )
 
 
-class RandomSampler:
+class RandomSampler(ScriptedSampler):
     """An engine of random tokens that depend on the place alone; some answers end, others are cut. Records all."""
 
-    policy_version = 0
-
     def __init__(self, tokenizer: ChatTokenizer, *, end_rate: float = 0.3) -> None:
+        super().__init__({}, tokenizer)
         self._tokenizer, self._end_rate = tokenizer, end_rate
         self._others = [number for number in range(tokenizer.vocabulary_size) if number not in tokenizer.eos_ids]
         self.made: list[Rollout] = []
@@ -63,15 +92,6 @@ class RandomSampler:
         found = [self._answer(prompt, place, params) for prompt, place in zip(prompts, places, strict=True)]
         self.made += found
         return [[each] for each in found]
-
-    def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        self.policy_version = policy_version
-
-    def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
-        raise NotImplementedError
-
-    def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str] | None:
-        return None
 
     def _answer(self, prompt: Prompt, place: int, params: SamplingParams) -> Rollout:
         drawn, ids = random.Random(place), []
@@ -143,7 +163,7 @@ class Reply:
 
 
 def connect(gateway: Gateway) -> http.client.HTTPConnection:
-    return http.client.HTTPConnection("127.0.0.1", urlsplit(gateway.url).port, timeout=LONG)
+    return http.client.HTTPConnection("127.0.0.1", port_of(gateway), timeout=LONG)
 
 
 def ask(
@@ -178,6 +198,14 @@ def chat(
     return ask(gateway, session, "/v1/chat/completions", body, retry=retry)
 
 
+def leaver(gateway: Gateway, session: Session) -> http.client.HTTPConnection:
+    """The connection of a client that has asked and reads no reply."""
+    connection = connect(gateway)
+    body = json.dumps({"messages": [user("3+4")]})
+    connection.request("POST", "/v1/chat/completions", body, {"Authorization": f"Bearer {session.key}"})
+    return connection
+
+
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
@@ -187,6 +215,36 @@ def message_of(reply: Reply, number: int = 0) -> dict[str, Any]:
     assert reply.status == 200, reply.body
     message: dict[str, Any] = reply.body["choices"][number]["message"]
     return message
+
+
+def port_of(gateway: Gateway) -> int:
+    return urlsplit(gateway.url).port or 0
+
+
+def answered_by(session: Session, engine: Sampler, body: bytes, *, is_chat: bool) -> tuple[Any, Iterator[str]]:
+    """The reply to a request that the engine answers at once, and the events of its stream."""
+    found = read_json(body)
+    request = read_chat(found) if is_chat else read_responses(found, session.stored)
+    asked = session.ask(session.located(request), hashlib.sha256(body).hexdigest())
+    params = SamplingParams(temperature=1.0, max_new_tokens=9, num_samples=1)
+    Desk(lambda: 1).serve(asked.tickets, engine, params, seed=0)
+    assert asked.error is None and asked.answers
+    session.set_delivered(asked)
+    return session.written(asked)
+
+
+def names_read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The parameters that either API reads."""
+    read, value = set[str](), Fields.value
+
+    def noted(self: Fields, field: str) -> object:
+        read.update([] if self.where else [field])
+        return value(self, field)
+
+    monkeypatch.setattr(Fields, "value", noted)
+    read_chat({"messages": [user("1")]})
+    read_responses({"input": "1"}, Stored())
+    return read
 
 
 def sampled(rollout: Rollout) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]:

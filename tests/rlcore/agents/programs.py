@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rlcore.agents.processes import Agents, Ended
 from rlcore.agents.program import Program
+from rlcore.agents.sampler import Episode
 from rlcore.config import AgentConfig
 from rlcore.types import Message, Prompt
 
+Play = Callable[..., Episode]
 PROMPT = Prompt(prompt_id="p", messages=(Message(role="user", content="hi"),), token_ids=(1,), reference="7", task="t")
 CLIENT = """
 import json, os, signal, socket, subprocess, sys, threading, time, urllib.error, urllib.request

@@ -14,8 +14,8 @@ import pytest
 from rlcore.agents import gateway as gateways
 from rlcore.agents import history, session
 from rlcore.agents.rendering import PromptRenderer
-from rlcore.agents.wire.conversation import Turn
-from rlcore.agents.wire.replies import as_seen
+from rlcore.agents.requests import Turn
+from rlcore.agents.turns import as_seen
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tests.quick import within_seconds
@@ -58,7 +58,7 @@ def test_answers_and_later_requests_read_the_conversation_no_further_time(
 def test_a_repeated_request_gets_the_bytes_that_were_written_first(
     tokenizer: ChatTokenizer, prompts: list[Prompt], count: Callable[[Any, str], Counter[str]]
 ) -> None:
-    written = count(gateways, "chat_body"), count(gateways, "_response")
+    written = count(session.Session, "written"), count(gateways, "JSONResponse")
     with running(RandomSampler(tokenizer), tokenizer) as gateway:
         agent = gateway.open(prompts[0], place=0, sample=0)
         replies = [chat(gateway, agent, user("1"), logprobs=True, n=4, retry=number) for number in range(4)]

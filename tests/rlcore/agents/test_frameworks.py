@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.agents.gateway import Record
-from rlcore.agents.records import Limits
+from rlcore.agents.session import Limits
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.rlcore.agents.gateways import CALL, running, scripted

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,9 +13,8 @@ from transformers import PreTrainedModel
 
 from rlcore.agents.gateway import Gateway, Limits
 from rlcore.agents.history import Placement
+from rlcore.agents.requests import Request, read_chat
 from rlcore.agents.session import Asked, Session
-from rlcore.agents.wire.chat import read_chat
-from rlcore.agents.wire.conversation import Request
 from rlcore.checks.canaries import mask_canary
 from rlcore.errors import SamplingError
 from rlcore.models.policy import score_sequences
@@ -27,12 +25,14 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 from tests.rlcore.agents.gateways import (
     LIMITS,
+    Episode,
     Gated,
     RandomSampler,
     answered,
     ask,
     chat,
     connect,
+    leaver,
     message_of,
     running,
     sampled,
@@ -56,10 +56,9 @@ def in_threads(*calls: Callable[[], Any]) -> list[Any]:
 
 
 def test_a_growing_conversation_is_one_sample_with_the_tokens_of_the_chat_template(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
+    episode: Episode, tokenizer: ChatTokenizer, prompts: list[Prompt]
 ) -> None:
-    with running(scripted(tokenizer, "3+4", ["7", "It is 8."]), tokenizer) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+    with episode("7", "It is 8.") as (gateway, session):
         first = message_of(chat(gateway, session, user("3+4")))
         message_of(chat(gateway, session, user("3+4"), first, user("and one more")))
         record = gateway.close(session)
@@ -79,10 +78,9 @@ def test_a_growing_conversation_is_one_sample_with_the_tokens_of_the_chat_templa
 
 
 def test_an_answer_names_the_model_of_the_request_and_counts_its_tokens(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
+    episode: Episode, prompts: list[Prompt]
 ) -> None:
-    with running(scripted(tokenizer, "3+4", ["7"]), tokenizer) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+    with episode("7") as (gateway, session):
         body = chat(gateway, session, user("3+4"), model="gpt-9", temperature=0, logprobs=True).body
         assert ask(gateway, session, "/v1/models", method="GET").body["data"][0]["id"] == "policy"
         assert ask(gateway, session, "/v1/models/org/name", method="GET").body["id"] == "org/name"
@@ -102,9 +100,8 @@ def test_a_key_opens_its_own_session_and_no_other(tokenizer: ChatTokenizer, prom
         assert gateway.statistics["unknown_keys"] == 1
 
 
-def test_a_closed_session_refuses_late_calls_without_a_retry(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    with running(scripted(tokenizer, "3+4", ["7", "8"]), tokenizer) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+def test_a_closed_session_refuses_late_calls_without_a_retry(episode: Episode) -> None:
+    with episode("7", "8") as (gateway, session):
         message_of(chat(gateway, session, user("3+4")))
         record = gateway.close(session)
         late = [chat(gateway, session, user("3+4")), ask(gateway, session, "/v1/reward", {"reward": 1})]
@@ -115,11 +112,8 @@ def test_a_closed_session_refuses_late_calls_without_a_retry(tokenizer: ChatToke
     assert record.reward is None and len(record.calls) == 1
 
 
-def test_a_marked_retry_gets_the_recorded_answer_and_an_equal_request_a_new_one(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
-) -> None:
-    with running(scripted(tokenizer, "3+4", ["7", "8"]), tokenizer) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+def test_a_marked_retry_gets_the_recorded_answer_and_an_equal_request_a_new_one(episode: Episode) -> None:
+    with episode("7", "8") as (gateway, session):
         replies = [chat(gateway, session, user("3+4"), retry=retry) for retry in (0, 1, 0, 2)]
         record = gateway.close(session)
         assert (gateway.statistics["retries"], gateway.statistics["requests"]) == (2, 2)
@@ -155,8 +149,7 @@ def test_a_retry_keeps_a_waiting_call_whose_first_client_left(tokenizer: ChatTok
         holder.start()
         assert engine.has_begun.wait(LONG)
         body = {"messages": [user("3+4")]}
-        leaver = connect(gateway)
-        leaver.request("POST", "/v1/chat/completions", json.dumps(body), {"Authorization": f"Bearer {one.key}"})
+        leaving = leaver(gateway, one)
         until(lambda: one.asked)
         replies: list[Any] = []
         again = threading.Thread(
@@ -164,7 +157,7 @@ def test_a_retry_keeps_a_waiting_call_whose_first_client_left(tokenizer: ChatTok
         )
         again.start()
         until(lambda: one.asked[0].num_readers == 2)
-        leaver.close()
+        leaving.close()
         until(lambda: one.asked[0].num_readers == 1)
         engine.may_answer.set()
         for thread in (holder, again):
@@ -181,15 +174,9 @@ def test_a_client_that_leaves_before_the_engine_begins_costs_nothing(
         holder = threading.Thread(target=chat, args=(gateway, other, user("3+4")))
         holder.start()
         assert engine.has_begun.wait(LONG)
-        leaver = connect(gateway)
-        leaver.request(
-            "POST",
-            "/v1/chat/completions",
-            b'{"messages": [{"role": "user", "content": "3+4"}]}',
-            {"Authorization": f"Bearer {one.key}"},
-        )
+        leaving = leaver(gateway, one)
         until(lambda: one.asked)
-        leaver.close()
+        leaving.close()
         until(lambda: not one.asked)
         engine.may_answer.set()
         holder.join(LONG)
@@ -200,15 +187,9 @@ def test_an_answer_that_nobody_read_is_in_no_sample(tokenizer: ChatTokenizer, pr
     engine = Gated(tokenizer)
     with running(engine, tokenizer) as gateway:
         session = gateway.open(prompts[0], place=0, sample=0)
-        leaver = connect(gateway)
-        leaver.request(
-            "POST",
-            "/v1/chat/completions",
-            b'{"messages": [{"role": "user", "content": "3+4"}]}',
-            {"Authorization": f"Bearer {session.key}"},
-        )
+        leaving = leaver(gateway, session)
         assert engine.has_begun.wait(LONG)
-        leaver.close()
+        leaving.close()
         engine.may_answer.set()
         kept = message_of(chat(gateway, session, user("another")))
         record = gateway.close(session)
@@ -283,11 +264,8 @@ def test_a_conversation_without_room_for_an_answer_is_refused_and_truncates_the_
     assert record.refused == (full.message, long.message)
 
 
-def test_an_exhausted_episode_is_refused_in_a_way_that_no_client_repeats(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
-) -> None:
-    with running(RandomSampler(tokenizer), tokenizer, dataclasses.replace(LIMITS, max_calls=3)) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+def test_an_exhausted_episode_is_refused_in_a_way_that_no_client_repeats(episode: Episode) -> None:
+    with episode(engine=RandomSampler, max_calls=3) as (gateway, session):
         statuses = [chat(gateway, session, user("1"), n=n).status for n in (2, 2, 1, 1)]
         last = chat(gateway, session, user("1"))
     assert statuses == [200, 403, 200, 403]
@@ -352,71 +330,6 @@ def test_leaving_the_gateway_frees_agents_that_still_wait(tokenizer: ChatTokeniz
     idle.close()
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "words"),
-    [
-        ("/v1/chat/completions", b"{", 400, "invalid JSON"),
-        ("/v1/chat/completions", b"[]", 400, "must be a JSON object"),
-        ("/v1/chat/completions", b"[" * 100_000, 400, "invalid JSON"),
-        ("/v1/chat/completions", b"9" * 5000, 400, "invalid JSON"),
-        ("/v1/chat/completions", rb'{"messages": [{"role": "user", "content": "\ud800"}]}', 400, "lone surrogate"),
-        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\xff"}]}', 400, "invalid JSON"),
-        ("/v1/chat/completions", b"{" + b" " * (4 << 20), 413, "larger than 4194304 bytes"),
-        ("/v1/reward", b'{"reward": NaN}', 400, "NaN is no number"),
-        (
-            "/v1/reward",
-            b'{"reward": 1e200}',
-            400,
-            "reward must be a number from 0 to 1, not 1e+200 (sampling.agent.reward_range)",
-        ),
-        ("/v1/reward", b'{"reward": 1' + b"0" * 400 + b"}", 400, "from 0 to 1, not 1000"),
-        ("/v1/reward", b'{"reward": 1e999}', 400, "a number that is too large"),
-        ("/v1/reward", b'{"reward": -0.01}', 400, "from 0 to 1"),
-        ("/v1/reward", b"{}", 400, "reward must be a number from 0 to 1, not None"),
-        ("/v1/embeddings", b"{}", 404, "there is no POST /v1/embeddings, only POST /v1/chat/completions"),
-        ("/v1/chat/completions", b'{"messages": [{"role": "king", "content": ""}]}', 400, "messages[0].role is king"),
-    ],
-)
-def test_a_malformed_request_is_refused_with_its_fault(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], path: str, body: bytes, status: int, words: str
-) -> None:
-    with running(scripted(tokenizer, "3+4", ["7"]), tokenizer) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
-        refused = ask(gateway, session, path, body)
-        assert refused.status == status and words in refused.message
-        message_of(chat(gateway, session, user("3+4")))  # the episode is intact
-        assert gateway.statistics["refused"] == 1 and gateway.close(session).refused == (refused.message,)
-
-
-def test_a_body_in_chunks_is_read_and_one_without_end_is_refused(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
-) -> None:
-    with running(
-        scripted(tokenizer, "3+4", ["7"]), tokenizer, dataclasses.replace(LIMITS, max_body_bytes=200)
-    ) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
-        statuses = []
-        for pieces in ([b'{"messages": [{"role": "user", ', b'"content": "3+4"}]}'], [b" " * 50] * 5):
-            connection = connect(gateway)
-            connection.request(
-                "POST",
-                "/v1/chat/completions",
-                iter(pieces),
-                {"Authorization": f"Bearer {session.key}"},
-                encode_chunked=True,
-            )
-            statuses.append(connection.getresponse().status)
-            connection.close()
-        connection = connect(gateway)
-        connection.putrequest("POST", "/v1/chat/completions")
-        connection.putheader("Authorization", f"Bearer {session.key}")
-        connection.putheader("Content-Length", str(10**12))
-        connection.endheaders()
-        statuses.append(connection.getresponse().status)
-        connection.close()
-    assert statuses == [200, 413, 413]
-
-
 def test_a_prompt_that_takes_long_to_read_delays_no_other_agent(
     tokenizer: ChatTokenizer, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -439,26 +352,8 @@ def test_a_prompt_that_takes_long_to_read_delays_no_other_agent(
         assert len(gateway.close(first).calls) == 6
 
 
-def test_a_connection_serves_many_requests(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    with running(RandomSampler(tokenizer), tokenizer) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
-        connection = connect(gateway)
-        for _ in range(3):
-            connection.request(
-                "POST",
-                "/v1/chat/completions",
-                b'{"messages": [{"role": "user", "content": "1"}]}',
-                {"Authorization": f"Bearer {session.key}"},
-            )
-            answer = connection.getresponse()
-            assert answer.status == 200 and answer.read()
-        connection.close()
-        assert len(gateway.close(session).calls) == 3
-
-
-def test_the_first_reward_is_final(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    with running(scripted(tokenizer, "3+4", ["7"]), tokenizer) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+def test_the_first_reward_is_final(episode: Episode) -> None:
+    with episode("7") as (gateway, session):
         replies = [ask(gateway, session, "/v1/reward", {"reward": each}) for each in (0.25, 7, 0.25, 1)]
         record = gateway.close(session)
     assert [each.status for each in replies] == [200, 400, 200, 409]

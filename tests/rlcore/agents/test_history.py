@@ -11,7 +11,19 @@ import pytest
 from rlcore.agents.gateway import Record
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
-from tests.rlcore.agents.gateways import ADD, CALL, Reply, ask, chat, message_of, running, scripted, user
+from tests.rlcore.agents.gateways import (
+    ADD,
+    CALL,
+    Episode,
+    Reply,
+    ask,
+    chat,
+    message_of,
+    running,
+    scripted,
+    user,
+    with_response_template,
+)
 from tests.rlcore.environments.tool_templates import HERMES, with_template
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
@@ -83,11 +95,8 @@ def test_the_same_history_in_other_words_extends_the_recorded_tokens(
         ),
     ],
 )
-def test_a_fork_has_its_reason(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], second: list[dict[str, Any]], reason: str
-) -> None:
-    with running(scripted(tokenizer, "3+4", ["7", "8"]), tokenizer) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+def test_a_fork_has_its_reason(episode: Episode, second: list[dict[str, Any]], reason: str) -> None:
+    with episode("7", "8") as (gateway, session):
         message_of(chat(gateway, session, user("3+4")))
         message_of(chat(gateway, session, *second))
         record = gateway.close(session)
@@ -103,22 +112,16 @@ def conversation(gateway: Any, session: Any) -> tuple[list[dict[str, Any]], list
     return first, second
 
 
-def test_a_turn_without_a_call_is_recorded_with_what_the_agent_sent_after_it(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
-) -> None:
-    with running(scripted(tokenizer, "3+4", ["7", "8"]), tokenizer) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+def test_a_turn_without_a_call_is_recorded_with_what_the_agent_sent_after_it(episode: Episode) -> None:
+    with episode("7", "8") as (gateway, session):
         conversation(gateway, session)
         record = gateway.close(session)
     assert record.rollout is not None
     assert [(call.text, call.tool, call.output) for call in record.rollout.tool_calls] == [("7", "", "more")]
 
 
-def test_a_fork_in_the_middle_shares_the_answer_before_and_trains_it_once(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
-) -> None:
-    with running(scripted(tokenizer, "3+4", ["7", "8", "9", "10"]), tokenizer) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+def test_a_fork_in_the_middle_shares_the_answer_before_and_trains_it_once(episode: Episode) -> None:
+    with episode("7", "8", "9", "10") as (gateway, session):
         first, second = conversation(gateway, session)
         message_of(chat(gateway, session, *first, user("less")))
         message_of(chat(gateway, session, *second, user("end")))
@@ -138,11 +141,8 @@ def test_a_fork_in_the_middle_shares_the_answer_before_and_trains_it_once(
     assert not any(branch.loss_mask[:shared]) and not any(branch.sampler_logprobs[:shared])
 
 
-def test_several_answers_are_branches_and_the_continued_one_is_the_episode(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
-) -> None:
-    with running(scripted(tokenizer, "3+4", ["6", "7", "8", "done"]), tokenizer) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+def test_several_answers_are_branches_and_the_continued_one_is_the_episode(episode: Episode) -> None:
+    with episode("6", "7", "8", "done") as (gateway, session):
         reply = chat(gateway, session, user("3+4"), n=3)
         message_of(chat(gateway, session, user("3+4"), message_of(reply, 1), user("sure?")))
         record = gateway.close(session)
@@ -154,22 +154,20 @@ def test_several_answers_are_branches_and_the_continued_one_is_the_episode(
     assert [call.parent for call in record.calls] == [None, None, None, 2]
 
 
-def test_of_several_last_answers_the_first_is_the_episodes(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    with running(scripted(tokenizer, "3+4", ["6", "7"]), tokenizer) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+def test_of_several_last_answers_the_first_is_the_episodes(episode: Episode) -> None:
+    with episode("6", "7") as (gateway, session):
         message_of(chat(gateway, session, user("3+4"), n=2))
         rollout = gateway.close(session).rollout
     assert rollout is not None and [each.text for each in rollout.samples] == ["6", "7"]
 
 
 def test_a_stop_string_ends_the_sample_and_the_template_ends_the_turn(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
+    episode: Episode, tokenizer: ChatTokenizer
 ) -> None:
     def answered(*messages: dict[str, Any]) -> dict[str, Any]:
         return message_of(chat(gateway, session, *messages, stop=["</code>", "END"]))
 
-    with running(scripted(tokenizer, "3+4", ["<code>3</code> more", "<code>4</code>", "done"]), tokenizer) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+    with episode("<code>3</code> more", "<code>4</code>", "done") as (gateway, session):
         first = answered(user("3+4"))
         second = answered(user("3+4"), first, user("a"))
         answered(user("3+4"), first, user("a"), second, user("b"))
@@ -186,20 +184,16 @@ def test_a_stop_string_ends_the_sample_and_the_template_ends_the_turn(
 @pytest.mark.parametrize(
     ("tools", "reason"), [([], "the tools were changed"), ([ADD, ADD], "the tools were changed"), ([ADD], "")]
 )
-def test_other_tools_are_another_prompt(
-    hermes: ChatTokenizer, prompts: list[Prompt], tools: list[Any], reason: str
-) -> None:
-    with running(scripted(hermes, "3+4", ["7", "8"]), hermes) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+def test_other_tools_are_another_prompt(episode: Episode, hermes: ChatTokenizer, tools: list[Any], reason: str) -> None:
+    with episode("7", "8", own=hermes) as (gateway, session):
         first = message_of(chat(gateway, session, user("3+4"), tools=[ADD]))
         message_of(chat(gateway, session, user("3+4"), first, user("more"), tools=tools, tool_choice="none"))
         record = gateway.close(session)
     assert [call.fork for call in record.calls] == ["", reason]
 
 
-def test_dropped_messages_and_continuations_have_their_words(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    with running(scripted(tokenizer, "3+4", ["7", "8", "9", "10"]), tokenizer) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+def test_dropped_messages_and_continuations_have_their_words(episode: Episode) -> None:
+    with episode("7", "8", "9", "10") as (gateway, session):
         _, second = conversation(gateway, session)
         message_of(chat(gateway, session, user("3+4"), second[1], user("more"), second[3], user("end")))
         message_of(chat(gateway, session, *second[:2], user("more"), user("end")))
@@ -207,11 +201,10 @@ def test_dropped_messages_and_continuations_have_their_words(tokenizer: ChatToke
     assert [call.fork for call in record.calls][2:] == ["", "message 4 differs: user 'end' instead of assistant '8'"]
 
 
-def test_the_tail_has_the_tokens_of_the_template_for_any_messages(hermes: ChatTokenizer, prompts: list[Prompt]) -> None:
+def test_the_tail_has_the_tokens_of_the_template_for_any_messages(episode: Episode, hermes: ChatTokenizer) -> None:
     """Two tool outputs in a row, a user after them, and a system message in the middle."""
     two = CALL + "\n" + CALL.replace("4", "5")
-    with running(scripted(hermes, "3+4", [two, "7 and 8."]), hermes) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+    with episode(two, "7 and 8.", own=hermes) as (gateway, session):
         first = message_of(chat(gateway, session, user("3+4"), tools=[ADD]))
         ids = [call["id"] for call in first["tool_calls"]]
         assert [json.loads(call["function"]["arguments"])["b"] for call in first["tool_calls"]] == [4, 5]
@@ -229,7 +222,7 @@ def test_the_tail_has_the_tokens_of_the_template_for_any_messages(hermes: ChatTo
     assert sum(number in hermes.eos_ids for number in rollout.completion_ids) == 2 + 4  # not the one of the tool
 
 
-def test_a_stored_response_is_continued_by_its_id(hermes: ChatTokenizer, prompts: list[Prompt]) -> None:
+def test_a_stored_response_is_continued_by_its_id(episode: Episode, hermes: ChatTokenizer) -> None:
     def respond(**fields: Any) -> Reply:
         return ask(
             gateway,
@@ -239,8 +232,7 @@ def test_a_stored_response_is_continued_by_its_id(hermes: ChatTokenizer, prompts
         )
 
     record: Record
-    with running(scripted(hermes, "3+4", [CALL, "It is 7.", "8"]), hermes) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+    with episode(CALL, "It is 7.", "8", own=hermes) as (gateway, session):
         first = respond(input="3+4", instructions="Be brief.").body
         output = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "7"}
         second = respond(input=[output], instructions="Be brief.", previous_response_id=first["id"]).body
@@ -259,9 +251,7 @@ def test_a_stored_response_is_continued_by_its_id(hermes: ChatTokenizer, prompts
     ]
 
 
-def test_a_template_that_moves_earlier_text_begins_a_new_sample(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
-) -> None:
+def test_a_template_that_moves_earlier_text_begins_a_new_sample(episode: Episode, tokenizer: ChatTokenizer) -> None:
     moving = with_template(
         tokenizer,
         "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index %}"
@@ -269,8 +259,7 @@ def test_a_template_that_moves_earlier_text_begins_a_new_sample(
         "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
     )
-    with running(scripted(moving, "3+4", ["7", "8"]), moving) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
+    with episode("7", "8", own=moving) as (gateway, session):
         conversation(gateway, session)
         record = gateway.close(session)
     assert record.calls[1].fork == "the chat template writes the earlier messages differently now"
@@ -280,22 +269,7 @@ def test_a_template_that_moves_earlier_text_begins_a_new_sample(
 def test_a_tokenizer_with_a_response_template_reads_calls_by_it(
     tokenizer: ChatTokenizer, prompts: list[Prompt]
 ) -> None:
-    own = with_template(tokenizer, HERMES.replace("<tool_call>", "<call>"))  # no format that rlcore knows
-    own.hf_tokenizer.response_template = {
-        "start_anchor": "<|im_start|>assistant\n",
-        "defaults": {"role": "assistant"},
-        "fields": {
-            "thinking": {"open": "<think>", "close": "</think>"},
-            "tool_calls": {
-                "open": "<call>",
-                "close": "</call>",
-                "content": "json",
-                "repeats": True,
-                "transform": {"type": "function", "function": "{content}"},
-            },
-            "content": {},
-        },
-    }
+    own = with_response_template(tokenizer)
     call = CALL.replace("tool_call>", "call>")
     with running(scripted(own, "3+4", [f"<think>Add.</think>I add.{call}", call[:-9], "7"]), own) as gateway:
         session = gateway.open(prompts[0], place=0, sample=0)

@@ -46,34 +46,21 @@ def test_a_chat_with_a_tool_is_one_sample(tokenizer: ChatTokenizer, prompts: lis
     assert second.choices[0].message.content == "It is 7." and rollout is not None and len(rollout.turns) == 2
 
 
-def test_a_streamed_chat_has_the_pieces_and_tokens_of_the_whole_one(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
-) -> None:
+def test_a_streamed_chat_is_the_whole_one(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
     fields: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "3+4"}], "tools": [ADD]}
     with client(tokenizer, prompts[0]) as (made, gateway, session):
-        whole = made.chat.completions.create(**fields).choices[0].message
+        whole = made.chat.completions.create(**fields)
         plain = gateway.close(session).rollout
     with client(tokenizer, prompts[0]) as (made, gateway, session):
-        stream = made.chat.completions.create(**fields, stream=True, stream_options={"include_usage": True})
-        chunks = list(stream)
-        streamed = gateway.close(session).rollout
-    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
-    calls = [call for delta in deltas for call in delta.tool_calls or []]
-    assert "".join(delta.content or "" for delta in deltas) == whole.content
-    assert [(call.id, call.function.arguments) for call in calls] == [
-        (call.id, call.function.arguments) for call in whole.tool_calls
+        with made.chat.completions.stream(**fields, stream_options={"include_usage": True}) as stream:
+            found = stream.get_final_completion()
+        assert gateway.close(session).rollout == plain
+    one, other = (each.choices[0].message for each in (found, whole))
+    assert (one.content, found.choices[0].finish_reason, found.usage) == (other.content, "tool_calls", whole.usage)
+    calls = [
+        [(call.id, call.function.name, call.function.arguments) for call in each.tool_calls] for each in (one, other)
     ]
-    assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "tool_calls"
-    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == len(streamed.completion_ids)
-    assert streamed == plain
-
-
-def test_the_clients_stream_helper_returns_the_whole_message(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    with client(tokenizer, prompts[0]) as (made, _, _):
-        messages: list[Any] = [{"role": "user", "content": "3+4"}]
-        with made.chat.completions.stream(model="m", messages=messages, tools=[ADD]) as stream:
-            found = stream.get_final_completion().choices[0].message
-    assert found.content == "I add." and json.loads(found.tool_calls[0].function.arguments) == {"a": 3, "b": 4}
+    assert calls[0] == calls[1]
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

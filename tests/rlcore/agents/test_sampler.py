@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from rlcore.agents import sampler as samplers
 from rlcore.agents.gateway import Gateway
 from rlcore.agents.sampler import AgentSampler, rollout_of
 from rlcore.agents.session import Asked, Session
+from rlcore.checks.canaries import mask_canary
 from rlcore.config import AgentConfig
 from rlcore.errors import DataError, SamplingError
 from rlcore.metrics import find_metric
@@ -21,7 +23,8 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 from tests.rlcore.agents.engines import Parrot
-from tests.rlcore.agents.programs import agent
+from tests.rlcore.agents.programs import Play, agent
+from tests.rlcore.sandbox.conftest import require_bubblewrap
 from tests.waiting import LONG, given_time, is_alive, until
 
 PARAMS = SamplingParams(temperature=0.7, max_new_tokens=100, num_samples=1)
@@ -39,14 +42,10 @@ def sample(
     return AgentSampler(engine, tokenizer, config).sample(prompts, params, seed=0)
 
 
-def play_one(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, engine: Parrot | None = None, **settings: object
-) -> Rollout | FailedRollout:
-    """One episode, whether it fails or not."""
-    config = agent(code, **settings)
-    sampler = AgentSampler(engine or Parrot(tokenizer), tokenizer, config)
-    ((episode,),) = sampler.play(prompts[:1], PARAMS, seed=0)
-    return rollout_of(episode, config)
+def made_of(play: Play, code: str, **settings: Any) -> Rollout | FailedRollout:
+    return rollout_of(
+        play(code, **settings), agent(code, **{each: settings[each] for each in settings if each != "before"})
+    )
 
 
 def rollout(made: Rollout | FailedRollout) -> Rollout:
@@ -86,10 +85,8 @@ def test_the_run_decides_temperature_and_limits_and_the_engine_is_the_one_behind
 
 
 @pytest.mark.parametrize(("posted", "value"), [("0.25", 0.25), ("1", 1.0), ("'x'", None), ("float('nan')", None)])
-def test_an_agent_may_reward_its_episode(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], posted: str, value: float | None
-) -> None:
-    assert rollout(play_one(tokenizer, prompts, f"call(); reward({posted})")).environment_reward == value
+def test_an_agent_may_reward_its_episode(play: Play, posted: str, value: float | None) -> None:
+    assert rollout(made_of(play, f"call(); reward({posted})")).environment_reward == value
 
 
 @pytest.mark.parametrize(
@@ -97,21 +94,24 @@ def test_an_agent_may_reward_its_episode(
     [
         ("call(); raise SystemExit(2)", "the agent failed: exit code 2; last output: 200"),
         ("call(); reward(1.0); print('oh no'); sys.exit(1)", "the agent failed: exit code 1; last output: oh no"),
-        ("call(); time.sleep(600)", "the agent failed: timed out after \\d+ s; last output: 200"),
+        (
+            "[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; call(); time.sleep(600)",
+            "the agent failed: timed out after \\d+ s; last output: 200",
+        ),
     ],
 )
 def test_an_agent_that_fails_after_good_calls_is_unscored_or_has_an_empty_answer(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, reason: str
+    play: Play, code: str, reason: str
 ) -> None:
     made = given_time(
-        lambda seconds: play_one(tokenizer, prompts, code, timeout_seconds=seconds),
+        lambda seconds: made_of(play, code, timeout_seconds=seconds),
         lambda made: isinstance(made, FailedRollout) and "last output" in made.reason,
         seconds=4.0,
     )
     assert isinstance(made, FailedRollout) and re.fullmatch(reason, made.reason)
     zero = rollout(
         given_time(
-            lambda seconds: play_one(tokenizer, prompts, code, timeout_seconds=seconds, on_crash="zero"),
+            lambda seconds: made_of(play, code, timeout_seconds=seconds, on_crash="zero"),
             lambda made: isinstance(made, Rollout),
             seconds=4.0,
         )
@@ -120,11 +120,9 @@ def test_an_agent_that_fails_after_good_calls_is_unscored_or_has_an_empty_answer
 
 
 @pytest.mark.parametrize("on_crash", ["unscored", "zero"])
-def test_without_an_answered_call_nothing_can_be_trained(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], on_crash: str
-) -> None:
+def test_without_an_answered_call_nothing_can_be_trained(play: Play, on_crash: str) -> None:
     for code, end in (("pass", "exit code 0"), ("1 / 0", "exit code 1; last output: ZeroDivisionError")):
-        made = play_one(tokenizer, prompts, code, on_crash=on_crash)
+        made = made_of(play, code, on_crash=on_crash)
         assert isinstance(made, FailedRollout)
         assert made.reason.startswith(f"the agent had no call answered; {end}")
 
@@ -137,21 +135,21 @@ def test_without_an_answered_call_nothing_can_be_trained(
     ],
 )
 def test_an_agent_that_breaks_at_a_limit_is_truncated_and_no_crash(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, settings: dict[str, int]
+    play: Play, code: str, settings: dict[str, int]
 ) -> None:
-    made = rollout(play_one(tokenizer, prompts, code, **settings))
+    made = rollout(made_of(play, code, **settings))
     assert made.finish_reason == "length"
     assert made.text == "#### 7"
 
 
-def test_branches_are_trained_dropped_or_refused(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    trained = rollout(play_one(tokenizer, prompts, FORKS))
+def test_branches_are_trained_dropped_or_refused(play: Play) -> None:
+    trained = rollout(made_of(play, FORKS))
     assert len(trained.samples) == 2
     assert trained.num_sampled == sum(sum(each.loss_mask) for each in trained.samples)
-    main = rollout(play_one(tokenizer, prompts, FORKS, branches="main"))
+    main = rollout(made_of(play, FORKS, branches="main"))
     assert (main.completion_ids, main.branches) == (trained.completion_ids, ())
     assert main.num_sampled == sum(main.loss_mask)
-    refused = play_one(tokenizer, prompts, FORKS, branches="refuse")
+    refused = made_of(play, FORKS, branches="refuse")
     assert isinstance(refused, FailedRollout)
     assert refused.reason.startswith("the episode has 2 samples: ")
     assert "branches = 'refuse'" in refused.reason
@@ -302,7 +300,101 @@ def test_the_figures_of_agents_are_those_worked_by_hand(tokenizer: ChatTokenizer
     }
 
 
-def test_the_text_of_a_reason_is_one_line(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    made = play_one(tokenizer, prompts, r"call(); print('a\x1b[31m' * 500, end='\n\n'); sys.exit(1)")
+def test_the_text_of_a_reason_is_one_line(play: Play) -> None:
+    made = made_of(play, r"call(); print('a\x1b[31m' * 500, end='\n\n'); sys.exit(1)")
     assert isinstance(made, FailedRollout)
     assert re.fullmatch(r"the agent failed: exit code 1; last output: [ -~…]{300,600}", made.reason)
+
+
+LEAVE = """
+body = json.dumps({"messages": USER, "stream": STREAM}).encode()
+host, port = URL.split("/")[2].split(":")
+with socket.create_connection((host, int(port))) as there:
+    head = f"Host: localhost\\r\\nAuthorization: Bearer {KEY}\\r\\nContent-Length: {len(body)}\\r\\n\\r\\n"
+    there.sendall(b"POST /v1/chat/completions HTTP/1.1\\r\\n" + head.encode() + body)
+    meet()
+(ROOM / "left").touch()
+"""
+MEET = """
+ROOM = Path({room!r})
+(ROOM / "pid").write_text(str(os.getpid()))
+def meet():
+    while not (ROOM / "begun").exists():
+        time.sleep(0.01)
+"""
+"""Client of an engine that begins a call when it has it, and ends it once the agent has left."""
+
+
+@pytest.mark.parametrize(
+    ("code", "is_kept"),
+    [
+        ("threading.Thread(target=lambda: (meet(), os.kill(os.getpid(), 9))).start(); call()", False),
+        (LEAVE.replace("STREAM", "False") + "call()\n", True),
+        (LEAVE.replace("STREAM", "True") + "call()\n", True),
+    ],
+    ids=["is killed", "closes the connection", "closes a stream"],
+)
+def test_an_agent_that_leaves_in_a_call_keeps_the_calls_that_it_read(
+    play: Play, tokenizer: ChatTokenizer, tmp_path: Path, code: str, is_kept: bool
+) -> None:
+    def until_it_left() -> None:
+        (tmp_path / "begun").touch()
+        until(lambda: (tmp_path / "left").exists() or not is_alive(int((tmp_path / "pid").read_text())))
+
+    made = made_of(play, MEET.format(room=str(tmp_path)) + code, before=until_it_left, timeout_seconds=LONG)
+    if not is_kept:
+        assert isinstance(made, FailedRollout) and "no call answered; exit code 137 (SIGKILL)" in made.reason
+        return
+    assert (rollout(made).text, rollout(made).num_sampled, sum(rollout(made).loss_mask)) == ("#### 7", 4, 4)
+    mask_canary([rollout(made)], tokenizer.eos_ids)
+
+
+def test_the_key_of_another_episode_opens_that_one_alone_and_nothing_once_it_is_over(
+    tokenizer: ChatTokenizer, make_prompts: Callable[..., list[Prompt]], tmp_path: Path
+) -> None:
+    """A key is all that an episode is known by, so an agent that steals one plays there; nothing of it is its own."""
+    code = f"""
+        keys = Path({str(tmp_path)!r})
+        def key_of(name):
+            while not (keys / name).exists() or not (keys / name).read_text():
+                time.sleep(0.01)
+            return (keys / name).read_text()
+        name = TASK["prompt_id"]
+        if name == "victim":
+            (keys / name).write_text(KEY)
+            key_of("used")
+        if name == "thief":
+            call(say("stolen"), key=key_of("victim"))
+            (keys / "used").write_text("x")
+        if name == "late":
+            call(key=key_of("victim"))
+    """
+    names = ("victim", "thief", "late")
+    prompts = [
+        dataclasses.replace(each, prompt_id=name) for each, name in zip(make_prompts("1", "2", "3"), names, strict=True)
+    ]
+    sampler = AgentSampler(Parrot(tokenizer), tokenizer, agent(code, max_concurrent=2))
+    (victim,), (thief,), (late,) = sampler.play(prompts, PARAMS, seed=0)
+    assert victim.record.rollout is not None
+    assert victim.record.rollout.text == "#### 7"
+    assert (thief.record.rollout, late.record.rollout) == (None, None)
+    assert (thief.ended.output, late.ended.output) == ("200\n", "409\n")
+    assert sampler.take_metrics()["agents/late_calls"] == pytest.approx(1 / 3)
+
+
+def test_in_a_sandbox_no_key_and_no_folder_of_another_episode_can_be_read(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    require_bubblewrap()
+    code = """
+        def keys():
+            for path in Path("/proc").glob("[0-9]*/environ"):
+                try:
+                    yield from (each[15:] for each in path.read_text().split(chr(0)) if each[:15] == "OPENAI_API_KEY=")
+                except OSError:
+                    pass
+        call()
+        print(len(set(keys()) | {KEY}), len(list(Path.cwd().parent.iterdir())))
+    """
+    groups = AgentSampler(Parrot(tokenizer), tokenizer, agent(code, sandbox=True)).play(prompts, PARAMS, seed=0)
+    assert [episode.ended.output for (episode,) in groups] == ["200\n1 1\n"] * 4

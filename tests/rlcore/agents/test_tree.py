@@ -7,31 +7,15 @@ import re
 
 import pytest
 
-from rlcore.agents.sampler import AgentSampler, Episode
 from rlcore.agents.tree import advice, episode_lines
-from rlcore.sampling.base import SamplingParams
-from rlcore.text.tokenization import ChatTokenizer
-from rlcore.types import Prompt
-from tests.rlcore.agents.engines import Parrot
-from tests.rlcore.agents.programs import agent
+from tests.rlcore.agents.programs import Play
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 from tests.waiting import given_time
 
-PARAMS = SamplingParams(temperature=1.0, max_new_tokens=60, num_samples=1)
 
-
-def play(tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, **settings: object) -> Episode:
-    sampler = AgentSampler(Parrot(tokenizer), tokenizer, agent(code, **settings))
-    prompt = dataclasses.replace(prompts[0], prompt_id="p-1")
-    ((episode,),) = sampler.play([prompt], PARAMS, seed=0)
-    return episode
-
-
-def test_calls_are_shown_with_tokens_and_a_fork_with_its_reason(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
-) -> None:
+def test_calls_are_shown_with_tokens_and_a_fork_with_its_reason(play: Play) -> None:
     code = "first = call(); call([*USER, first, *say('a')]); call([*USER, first, *say('b')])"
-    episode = play(tokenizer, prompts, code)
+    episode = play(code)
     head, first, second, reason, third = episode_lines(episode, result="reward 1.000")
     assert head == "p-1: reward 1.000; calls=3 samples=2"
     assert re.fullmatch(r"  1 chat +11 prompt tokens +4 sampled +\d+\.\d\d s  '#### 7'", first)
@@ -42,17 +26,15 @@ def test_calls_are_shown_with_tokens_and_a_fork_with_its_reason(
     assert forks.startswith("2 samples for 1 episodes: each costs a forward pass of its whole history. ")
 
 
-def test_a_control_character_of_an_answer_is_escaped_once(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    episode = play(tokenizer, prompts, "call()")
+def test_a_control_character_of_an_answer_is_escaped_once(play: Play) -> None:
+    episode = play("call()")
     call = dataclasses.replace(episode.record.calls[0], text="a\x06b'c")
     episode = dataclasses.replace(episode, record=dataclasses.replace(episode.record, calls=(call,)))
     assert episode_lines(episode, result="")[1].endswith("  'a\\x06b'c'")
 
 
-def test_an_agent_that_fails_is_shown_with_its_last_lines_and_what_it_was_told(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
-) -> None:
-    episode = play(tokenizer, prompts, "call([]); print('one'); 1 / 0")
+def test_an_agent_that_fails_is_shown_with_its_last_lines_and_what_it_was_told(play: Play) -> None:
+    episode = play("call([]); print('one'); 1 / 0")
     lines = episode_lines(episode, result="no score")
     assert lines[:3] == [
         "p-1: no score; calls=0 samples=0",
@@ -73,17 +55,17 @@ def test_an_agent_that_fails_is_shown_with_its_last_lines_and_what_it_was_told(
         ("call(); time.sleep(600)", "did not end in time"),
     ],
 )
-def test_advice_names_what_to_change(tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, words: str) -> None:
+def test_advice_names_what_to_change(play: Play, code: str, words: str) -> None:
     episode = given_time(
-        lambda seconds: play(tokenizer, prompts, code, timeout_seconds=seconds),
+        lambda seconds: play(code, timeout_seconds=seconds),
         lambda played: played.ended.code is not None or bool(played.record.calls),
         seconds=4.0,
     )
     assert any(words in line for line in advice([episode]))
 
 
-def test_a_sound_episode_needs_no_advice(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    assert list(advice([play(tokenizer, prompts, "call()")])) == []
+def test_a_sound_episode_needs_no_advice(play: Play) -> None:
+    assert list(advice([play("call()")])) == []
 
 
 @pytest.mark.parametrize(
@@ -98,10 +80,8 @@ def test_a_sound_episode_needs_no_advice(tokenizer: ChatTokenizer, prompts: list
         ("open('/usr/x', 'w')", "Read-only file system: '/usr/x'): write in the current folder"),
     ],
 )
-def test_what_an_agent_misses_in_the_sandbox_is_named(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], code: str, words: str
-) -> None:
+def test_what_an_agent_misses_in_the_sandbox_is_named(play: Play, code: str, words: str) -> None:
     require_bubblewrap()
-    episode = play(tokenizer, prompts, f"call(); {code}", sandbox=True)
+    episode = play(f"call(); {code}", sandbox=True)
     (line,) = advice([episode], is_boxed=True)
     assert line.startswith("1 agents miss something in the sandbox (") and words in line

@@ -156,6 +156,11 @@ def test_a_body_that_is_too_large_is_read_so_that_its_sender_reads_the_refusal(i
         assert is_last or status(connection, head()) == 200
 
 
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    with serving(body_seconds=0.3) as port, connected(port) as connection:
+        assert status(connection, head(length=100) + b'{"model":') == 408
+
+
 @pytest.mark.parametrize("length", [10**12, 2 * 10**6])
 def test_a_body_that_never_comes_is_refused_by_its_length(length: int) -> None:
     with serving(body_bytes=1 << 20) as port, connected(port) as connection:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,13 +12,12 @@ import torch
 
 from rlcore.models.loading import load_policy
 from rlcore.openai_api.guard import LOOPBACK, Limits
-from rlcore.openai_api.server import Server, listen
+from rlcore.openai_api.server import ServerThread
 from rlcore.tasks.serving.engine import Engine
 from rlcore.tasks.serving.front import Served, front
 from rlcore.tasks.serving.native import NativeEngine
 from rlcore.text.tokenization import ChatTokenizer
 from tests.chat_models import SHAPE, make_checkpoint
-from tests.waiting import LONG, until
 
 TOKEN = "a-token-of-the-tests"
 
@@ -44,16 +42,10 @@ def serving(checkpoint: Path, engine: Engine | None = None, limits: Limits | Non
         model = load_policy(checkpoint, device=torch.device("cpu"), dtype=torch.float32)
         engine = NativeEngine(model, ChatTokenizer.load(checkpoint))
     served = Served(name="toy", alias="toy/1", tokenizer=tokenizer, positions=SHAPE.max_positions)
-    server = Server(front(served, engine, token=TOKEN, hosts=LOOPBACK, limits=limits or Limits()))
-    with listen("127.0.0.1", 0) as at:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [at]}, daemon=True)
-        thread.start()
-        until(lambda: server.started or not thread.is_alive(), "the server")
-        assert server.started
-        yield Running(at.getsockname()[1], checkpoint)
-        server.should_exit = True
-        thread.join(LONG)
-        assert not thread.is_alive()
+    app = front(served, engine, token=TOKEN, hosts=LOOPBACK, limits=limits or Limits())
+    server = ServerThread(app)
+    yield Running(server.start(), checkpoint)
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ import json
 import threading
 from contextlib import aclosing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +17,20 @@ from rlcore.config import ModelConfig
 from rlcore.errors import SamplingError
 from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy
-from rlcore.tasks.serving.engine import Job, Piece
+from rlcore.openai_api.replies import Piece
+from rlcore.openai_api.requests import Options
+from rlcore.tasks.serving.engine import Job
 from rlcore.tasks.serving.native import NativeEngine
 from rlcore.text.tokenization import ChatTokenizer
 from tests.chat_models import SHAPE
 from tests.waiting import LONG
 
-JOB = Job(prompt_ids=(40, 41, 42), max_tokens=300, num_samples=1, temperature=1.0, seed=5)
+OPTIONS = Options(model="toy", seed=5)
+JOB = Job(prompt_ids=(40, 41, 42), max_tokens=300, options=OPTIONS)
+
+
+def job_of(max_tokens: int = 300, prompt_ids: tuple[int, ...] = JOB.prompt_ids, **options: Any) -> Job:
+    return Job(prompt_ids=prompt_ids, max_tokens=max_tokens, options=dataclasses.replace(OPTIONS, **options))
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +64,7 @@ def texts(pieces: list[Piece]) -> dict[int, str]:
 def test_the_pieces_of_a_long_text_are_the_text_and_a_stop_far_inside_is_found(long_winded: Path) -> None:
     engine = engine_of(long_winded)
     for seed in range(50):  # each has a chance of one in three not to draw the one EOS id
-        job = dataclasses.replace(JOB, seed=seed, top_logprobs=0)
+        job = job_of(seed=seed, top_logprobs=0)
         pieces = pieces_of(engine, job)
         if pieces[-1].finish == "length":
             break
@@ -65,7 +73,7 @@ def test_the_pieces_of_a_long_text_are_the_text_and_a_stop_far_inside_is_found(l
     assert 100 < len(pieces) < 300  # later texts are looked at less often
     text = texts(pieces)[0]
     for stop in (text[30:33], text[-8:-5]):  # of which a part has come before the rest, and far inside
-        stopped = pieces_of(engine, dataclasses.replace(job, stop=("never said", stop)))
+        stopped = pieces_of(engine, job_of(seed=seed, top_logprobs=0, stop=("never said", stop)))
         assert texts(stopped) == {0: text[: text.index(stop)]}
         assert stopped[-1].finish == "stop"
     assert text.index(text[-8:-5]) > 100
@@ -80,7 +88,7 @@ def test_a_model_that_the_library_decodes_says_the_same(long_winded: Path, monke
         settings = json.loads((folder / "generation_config.json").read_text())
         ends = settings | {"eos_token_id": list(range(1, 262, 20))}
         (folder / "generation_config.json").write_text(json.dumps(ends))
-    job = dataclasses.replace(JOB, max_tokens=24, num_samples=6)
+    job = job_of(24, n=6)
     ours = pieces_of(engine_of(folder), job)
     monkeypatch.setattr("rlcore.tasks.serving.native.supports_prompt_sharing", lambda model: False)
     theirs = pieces_of(engine_of(folder), job)
@@ -102,11 +110,11 @@ def test_a_job_that_nobody_waits_for_gives_way_to_the_next(long_winded: Path) ->
     engine._model.register_forward_hook(count)
 
     async def leave_and_ask_again() -> list[Piece]:
-        async with aclosing(engine.generate(dataclasses.replace(JOB, max_tokens=500, num_samples=16))) as pieces:
+        async with aclosing(engine.generate(job_of(500, n=16))) as pieces:
             async for _ in pieces:
                 break
         left.set()
-        return [piece async for piece in engine.generate(dataclasses.replace(JOB, max_tokens=3))]
+        return [piece async for piece in engine.generate(job_of(3))]
 
     assert sum(each.num_tokens for each in asyncio.run(leave_and_ask_again())) == 3
     assert steps[0] <= 8  # five of the first job, up to three of the second
@@ -115,11 +123,10 @@ def test_a_job_that_nobody_waits_for_gives_way_to_the_next(long_winded: Path) ->
 def test_jobs_that_wait_are_decoded_together_and_each_says_what_it_says_alone(long_winded: Path) -> None:
     engine, steps, begun = engine_of(long_winded, torch.float64), [0], threading.Event()  # rounding turns no token
     jobs = [
-        dataclasses.replace(
-            JOB,
+        job_of(
+            10 + 7 * number,
             prompt_ids=tuple(range(40, 43 + number % 3)),
-            max_tokens=10 + 7 * number,
-            num_samples=1 + number % 2,
+            n=1 + number % 2,
             temperature=(0.0, 0.7, 1.0)[number % 3],
             seed=number,
             top_logprobs=2 if number % 4 == 0 else None,
@@ -128,7 +135,7 @@ def test_jobs_that_wait_are_decoded_together_and_each_says_what_it_says_alone(lo
     ]
     alone = [pieces_of(engine, job) for job in jobs]
     stop = texts(alone[5])[0][3:5]
-    jobs[5] = dataclasses.replace(jobs[5], stop=(stop,))
+    jobs[5] = dataclasses.replace(jobs[5], options=dataclasses.replace(jobs[5].options, stop=(stop,)))
     alone[5] = pieces_of(engine, jobs[5])
 
     def count(*_: object) -> None:
@@ -142,7 +149,7 @@ def test_jobs_that_wait_are_decoded_together_and_each_says_what_it_says_alone(lo
         return [piece async for piece in engine.generate(job)]
 
     async def all_at_once() -> list[list[Piece]]:
-        tasks = [asyncio.create_task(ask(job)) for job in (dataclasses.replace(JOB, max_tokens=2), *jobs)]
+        tasks = [asyncio.create_task(ask(job)) for job in (job_of(2), *jobs)]
         await asyncio.sleep(0.2)
         begun.set()
         return [await each for each in tasks][1:]
@@ -151,7 +158,7 @@ def test_jobs_that_wait_are_decoded_together_and_each_says_what_it_says_alone(lo
     assert [texts(each) for each in together] == [texts(each) for each in alone]
     ends = [[sorted((p.index, p.finish) for p in pieces if p.finish) for pieces in each] for each in (together, alone)]
     assert ends[0] == ends[1]
-    assert sum(len(piece.logprobs) for piece in together[0]) == jobs[0].max_tokens * jobs[0].num_samples
+    assert sum(len(piece.logprobs) for piece in together[0]) == jobs[0].max_tokens * jobs[0].options.n
     longest = max(job.max_tokens for job in jobs)
     assert steps[0] <= longest + 4  # one pass for each token of the longest, and the first job
 

@@ -4,44 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import uvicorn
-from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import Response
 
 from rlcore.errors import SamplingError
-from rlcore.openai_api.server import listen
-from rlcore.tasks.serving.engine import Job, Piece, TokenLogprob
+from rlcore.openai_api.guard import Receive, Scope, Send
+from rlcore.openai_api.replies import Piece, TokenLogprob
+from rlcore.openai_api.requests import Options
+from rlcore.openai_api.server import ServerThread, listen
+from rlcore.tasks.serving.engine import Job
 from rlcore.tasks.serving.vllm import VllmEngine
-from tests.waiting import LONG, until
 
 KEY = "of-the-engine"
-JOB = Job(
-    prompt_ids=(5, 6),
-    max_tokens=3,
-    num_samples=2,
-    temperature=0.5,
-    seed=2**63 - 1,
-    place=1,
-    stop=("x",),
-    top_logprobs=1,
-)
+OPTIONS = Options(model="toy", n=2, temperature=0.5, seed=2**63 - 1, stop=("x",), top_logprobs=1)
+JOB = Job(prompt_ids=(5, 6), max_tokens=3, options=OPTIONS, place=1)
 LOGPROBS = {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5, "b": -1.0}], "text_offset": [0]}
 EVENTS = (
     {"choices": [{"index": 1, "text": "a", "token_ids": [9], "logprobs": LOGPROBS, "finish_reason": None}]},
-    {"choices": [{"index": 0, "text": "é", "token_ids": [7, 8], "logprobs": None, "finish_reason": "length"}]},
+    {"choices": [{"index": 0, "text": "é\u2028", "token_ids": [7, 8], "logprobs": None, "finish_reason": "length"}]},
     {"choices": [{"index": 1, "text": "", "token_ids": [1], "logprobs": None, "finish_reason": "stop"}]},
 )
 PIECES = [
     Piece(index=1, text="a", num_tokens=1, logprobs=(TokenLogprob("a", -0.5, (("a", -0.5), ("b", -1.0))),)),
-    Piece(index=0, text="é", num_tokens=2, finish="length"),
+    Piece(index=0, text="é\u2028", num_tokens=2, finish="length"),
     Piece(index=1, text="", num_tokens=1, finish="stop"),
 ]
 
@@ -55,33 +45,22 @@ class Stub:
     asked: list[dict[str, Any]] = field(default_factory=list)
     url: str = ""
 
-    async def answer(self, request: Request) -> Response:
-        assert request.headers["authorization"] == f"Bearer {KEY}"
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        assert (request.headers["authorization"], scope["path"]) == (f"Bearer {KEY}", "/v1/completions")
         self.asked.append(await request.json())
-        if self.status != 200:
-            return JSONResponse({"error": {"message": "no such thing"}}, self.status)
-
-        async def lines() -> AsyncGenerator[str]:
-            for each in self.events:
-                yield f"data: {json.dumps(each)}\n\n"
-            yield "data: [DONE]\n\n"
-
-        return StreamingResponse(lines(), media_type="text/event-stream")
+        lines = [f"data: {json.dumps(each, ensure_ascii=False)}\n\n" for each in self.events]
+        body = "".join([*lines, "data: [DONE]\n\n"]) if self.status == 200 else '{"error": "no such thing"}'
+        await Response(body, self.status)(scope, receive, send)
 
 
 @pytest.fixture
 def stub() -> Iterator[Stub]:
     made = Stub()
-    app = Starlette(routes=[Route("/v1/completions", made.answer, methods=["POST"])])
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", ws="none"))
-    with listen("127.0.0.1", 0) as at:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [at]}, daemon=True)
-        thread.start()
-        until(lambda: server.started, "the server")
-        made.url = f"http://127.0.0.1:{at.getsockname()[1]}"
-        yield made
-        server.should_exit = True
-        thread.join(LONG)
+    server = ServerThread(made)
+    made.url = f"http://127.0.0.1:{server.start()}"
+    yield made
+    server.stop()
 
 
 def ask(url: str) -> tuple[list[Piece] | SamplingError, bool]:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from rlcore.agents.wire.conversation import FunctionCall, Turn
-from rlcore.agents.wire.messages import function_call, plain_text
+from rlcore.agents.requests import OFFER, Turn, function_call
 from rlcore.environments.base import ParsedCall
 from rlcore.environments.call_arguments import arguments_of
 from rlcore.environments.call_formats import CallFormat, split_thought
 from rlcore.openai_api.errors import ApiError
+from rlcore.openai_api.replies import FunctionCall
+from rlcore.openai_api.requests import Fields
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Rollout
 
@@ -65,11 +66,11 @@ class ReplyReader:
 
 def _turn_of(message: Mapping[str, Any], seed: str) -> Turn:
     """Return the turn of a message that a response template parsed."""
-    calls = [call["function"] for call in message.get("tool_calls") or []]
+    fields, calls = Fields(message, OFFER), [call["function"] for call in message.get("tool_calls") or []]
     return Turn(
         role="assistant",
-        content=plain_text(message.get("content"), "content"),
-        thought=next(filter(None, (plain_text(message.get(name), name) for name in _THOUGHTS)), ""),
+        content=fields.text("content"),
+        thought=next(filter(None, map(fields.text, _THOUGHTS)), ""),
         calls=tuple(
             function_call(call["name"], call["arguments"], call_id(f"{seed}/{number}"), "call")
             for number, call in enumerate(calls)

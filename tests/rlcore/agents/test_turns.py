@@ -1,20 +1,27 @@
-"""A sampled turn as the agent sees it."""
+"""A sampled turn as the agent sees it. Sent back verbatim, it continues its own answer."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rlcore.agents.wire.replies import ReplyReader, as_seen, first_stop
+from rlcore.agents.gateway import Gateway
+from rlcore.agents.session import Limits
+from rlcore.agents.turns import ReplyReader, as_seen, first_stop
 from rlcore.environments.call_formats import FORMATS
+from rlcore.sampling.base import SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tests.chat_shapes import CORPUS, KINDS, SHAPES, load_tokenizer
-from tests.rlcore.agents.gateways import ADD, until_stop
+from tests.rlcore.agents.engines import Parrot
+from tests.rlcore.agents.gateways import ADD, answered_by, until_stop, user, with_response_template
+from tests.rlcore.environments import tool_templates as templates
+from tests.rlcore.environments.tool_templates import with_template
 
 TOOLS = json.dumps([ADD])
 HERMES = '<tool_call>{"name": "add", "arguments": {"a": 3, "b": 4}}</tool_call>'
@@ -168,3 +175,115 @@ def test_a_token_that_reaches_over_the_stop_string_is_kept_and_its_text_is_not(
     ids = [*own.encode("x", "template")[:place], token, token]
     seen = as_seen(rollout_of(ids), ["ar"], own)
     assert (seen.completion_ids, seen.text, seen.finish_reason) == (tuple(ids[: place + 1]), "x"[:place] + " ", "stop")
+
+
+ROOM = Limits(max_calls=24, max_new_tokens=100_000, max_tokens=200_000)
+NAMES = ["add", "search web", "", "add()", "加法", "a" * 129, "a.b/c-d:e", "add\n", 7, None]
+NUMBERS = [
+    "3",
+    '"x"',
+    "NaN",
+    "-Infinity",
+    "1e999",
+    "1e22",
+    "9" * 400,
+    "9" * 5000,
+    "[" * 70 + "]" * 70,
+    r'"\ud800"',
+    "é",
+]
+OBJECTS = ["{}", "[]", "3", '"{}"', '{"a": {"b": [1.0]}}', *(f'{{"a": {value}, "b": 4}}' for value in NUMBERS)]
+MARKS = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>", "</tool>", "<call>", "\n", " "]
+FORMS = ["hermes", "llama3", "mistral", "ours", "response template"]
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> str:
+    name, arguments = draw(st.sampled_from(NAMES)), draw(st.sampled_from(OBJECTS))
+    call = f'{{"name": {json.dumps(name)}, "arguments": {arguments}}}'
+    forms = (
+        f"<tool_call>{call}</tool_call>",
+        call.replace('"arguments"', '"parameters"'),
+        f"[TOOL_CALLS] [{call}, {call}]",
+        f"[TOOL_CALLS]{name}{arguments}",
+        f"<tool:{name}>{arguments}</tool>",
+        f"<call>{call}</call>",
+    )
+    return draw(st.sampled_from(forms))
+
+
+SAID = st.lists(calls() | st.sampled_from(MARKS) | st.text(max_size=6), max_size=5).map("".join)
+
+
+class Saying(Parrot):
+    """An engine that writes the same turn again and again, with the control tokens in it."""
+
+    def __init__(self, tokenizer: ChatTokenizer, turn: str) -> None:
+        super().__init__(tokenizer)
+        self._turn = turn
+
+    def _answered(self, prompt: Prompt, params: SamplingParams) -> Rollout:
+        ids = (*self._tokenizer.encode(self._turn, "template"), *self._tokenizer.end_of_turn)
+        return Rollout(
+            prompt=prompt,
+            completion_ids=ids,
+            sampler_logprobs=(-1.0,) * len(ids),
+            loss_mask=(True,) * len(ids),
+            policy_version=0,
+            finish_reason="stop",
+            text="",
+        )
+
+
+def tokenizers(tokenizer: ChatTokenizer) -> Mapping[str, ChatTokenizer]:
+    return {
+        "hermes": with_template(tokenizer, templates.HERMES),
+        "llama3": with_template(tokenizer, templates.LLAMA3),
+        "mistral": with_template(tokenizer, templates.MISTRAL, *templates.MISTRAL_CONTROLS),
+        "ours": tokenizer,
+        "response template": with_response_template(tokenizer),
+    }
+
+
+def sent_back(reply: Mapping[str, Any], *, is_chat: bool) -> list[dict[str, Any]]:
+    """The items of a reply as an agent appends them, each call with an output."""
+    if is_chat:
+        message = reply["choices"][0]["message"]
+        ids = [call["id"] for call in message.get("tool_calls", ())]
+        return [message, *({"role": "tool", "tool_call_id": each, "content": "7"} for each in ids)]
+    ids = [item["call_id"] for item in reply["output"] if item["type"] == "function_call"]
+    outputs = ({"type": "function_call_output", "call_id": each, "output": "7"} for each in ids)
+    return [*reply["output"], *outputs]
+
+
+def play(own: ChatTokenizer, prompt: Prompt, turn: str, *, is_chat: bool) -> list[tuple[int | None, str]]:
+    """The parents and forks of an answer, and of the answer to the history with it."""
+    engine = Saying(own, turn)
+    gateway = Gateway(engine, own, ROOM, temperature=1.0, seed=0)
+    session = gateway.open(prompt, place=0, sample=0)
+    tools, field = ([ADD], "messages") if is_chat else ([{"type": "function"} | ADD["function"]], "input")
+
+    def answered(*history: Any) -> Any:
+        asked = json.dumps({field: history, "tools": tools}).encode()
+        return json.loads(json.dumps(answered_by(session, engine, asked, is_chat=is_chat)[0]))
+
+    answered(user("3+4"), *sent_back(answered(user("3+4")), is_chat=is_chat), user("So?"))
+    return [(call.parent, call.fork) for call in gateway.close(session).calls]
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(form="hermes", turn='<tool_call>{"name": "search web", "arguments": {}}</tool_call>', is_chat=True)
+@example(form="hermes", turn='<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', is_chat=False)
+@given(
+    form=st.sampled_from(FORMS),
+    turn=SAID,
+    is_chat=st.booleans(),
+)
+def test_any_sampled_text_sent_back_continues_its_answer(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], form: str, turn: str, is_chat: bool
+) -> None:
+    own = tokenizers(tokenizer)[form]
+    for control in own.special_tokens:
+        if control not in MARKS:
+            turn = turn.replace(control, "")
+    assert play(own, prompts[0], turn, is_chat=is_chat) == [(None, ""), (1, "")]
