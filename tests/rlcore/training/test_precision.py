@@ -28,7 +28,7 @@ from rlcore.training.sft import train_sft
 from rlcore.types import Score
 from tests import strategies
 from tests.learners import gradients_of, on_policy_samples, update_config, weights_of
-from tests.rlcore.models.test_tree_attention import tree_llama
+from tests.rlcore.models.test_attention import tree_llama
 
 HALVES = [torch.bfloat16, torch.float16]
 PRECISIONS = [torch.float32, *HALVES]
