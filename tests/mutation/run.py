@@ -33,7 +33,7 @@ PRELOADED = ("torch", "transformers", "transformers.models.llama.modeling_llama"
 
 def test_files(path: Path) -> list[str]:
     """The tests, likely killers of a mutant of ``path`` first."""
-    favourites = ("test_table", "test_objective", "test_settings", "test_reference")
+    favourites = ("test_losses", "test_table", "test_objective")
 
     def rank(file: Path) -> int:
         if path.stem == file.stem.removeprefix("test_"):

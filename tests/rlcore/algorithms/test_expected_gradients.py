@@ -1,43 +1,30 @@
+"""Whole rows: expected gradients by enumeration, and plain loops over ragged batches with tool output."""
+
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from itertools import product
-from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from rlcore.algorithms import advantages
 from rlcore.algorithms.advantages import AdvantageInputs
 from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
-from rlcore.algorithms.ratios import completion_ratio
 from rlcore.algorithms.resolve import with_constants
 from rlcore.algorithms.table import ALGORITHMS, Algorithm
+from rlcore.algorithms.values import value_loss
 from rlcore.config import RolloutCorrectionConfig
 from tests import strategies
+from tests.reference import iteration
 from tests.reference.table_policy import TablePolicy, Tokens
 
 ALONE = Coefficients(kl=0.0, kl_estimator="k2", entropy=0.0, mismatch=RolloutCorrectionConfig(mode="off"))
-SURE = 1.0 - 1e-9
-#: rows whose expected gradient is not that of the expected reward, where completions differ in length and reward
-BIASED: Mapping[str, str] = MappingProxyType(
-    {
-        "ppo": "the mean over the step's tokens: its denominator goes with the lengths that were drawn",
-        "ppo_penalty": "as ppo",
-        "grpo": "divided by the group's std, and each completion by its length",
-        "dapo": "divided by the group's std, and by the number of tokens that were drawn",
-        "gspo": "divided by the group's std, and each completion by its length",
-        "cispo": "divided by the group's std, and by the number of tokens that were drawn",
-        "reinforce++": "divided by the batch's std, and by the number of tokens that were drawn",
-        "sapo": "divided by the group's std, and each completion by its length",
-        "dppo_tv": "divided by the group's std, and by the number of tokens that were drawn",
-        "maxrl": "its objective is the likelihood of success; and divided by the number of tokens that were drawn",
-    }
-)
-
-
-#: rows that leave out by design what comes after a token: where the end alone is paid, they teach its last token alone
-MYOPIC = ("distil",)
-FARSIGHTED = sorted(set(ALGORITHMS) - set(MYOPIC))
 
 
 def expected_gradient(
@@ -51,7 +38,7 @@ def expected_gradient(
         mask = torch.arange(policy.longest) < torch.tensor([len(one) for one in group])[:, None]
         chance = float(torch.stack([known[one][1].sum() for one in group]).sum().exp())
         advantages, weights = (
-            row.advantage(episodes(group, old, rewards, mask)),
+            row.advantage(enumerated_episodes(group, old, rewards, mask)),
             row.weighting(mask, strategies.one_each(mask)),
         )
         for number, one in enumerate(group):
@@ -77,7 +64,7 @@ def expected_gradient(
     return torch.autograd.grad(policy_loss(inputs, row, ALONE).loss, policy.logits)[0]
 
 
-def episodes(
+def enumerated_episodes(
     group: tuple[Tokens, ...], old: TablePolicy, rewards: Mapping[Tokens, float], mask: torch.Tensor
 ) -> AdvantageInputs:
     """The group as advantages see it, with the exact critic of the policy that sampled."""
@@ -94,10 +81,6 @@ def truth(policy: TablePolicy, rewards: Mapping[Tokens, float]) -> torch.Tensor:
     return torch.autograd.grad(-policy.expected_reward(rewards), policy.logits)[0]
 
 
-def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float((one * other).sum() / (one.norm() * other.norm()))
-
-
 def graded_rewards(policy: TablePolicy) -> dict[Tokens, float]:
     """A reward of its own for each completion; longer ones earn more on average."""
     draws = torch.rand(len(policy.completions()), generator=torch.Generator().manual_seed(5), dtype=torch.float64)
@@ -109,35 +92,8 @@ def binary_rewards(policy: TablePolicy) -> dict[Tokens, float]:
     return {one: float(sum(one) % 3 == 1) for one in policy.completions()}
 
 
-OLD = TablePolicy()
-NEW = OLD.moved(0.01)
-
-
-def on_the_first_step(name: str) -> float:
-    """The cosine of the row's expected gradient and the policy gradient."""
-    rewards = graded_rewards(OLD)
-    return cosine(expected_gradient(ALGORITHMS[name], OLD, OLD, rewards, size=2), truth(OLD, rewards))
-
-
-@pytest.mark.parametrize("name", FARSIGHTED)
-def test_on_the_first_step_every_rows_expected_gradient_points_where_the_policy_gradient_does(name: str) -> None:
-    assert on_the_first_step(name) > 0.5
-
-
-@pytest.mark.parametrize("name", sorted(BIASED))
-def test_on_the_first_step_a_biased_rows_expected_gradient_is_not_the_policy_gradient(name: str) -> None:
-    assert on_the_first_step(name) < SURE
-
-
-@pytest.mark.parametrize("name", ["dr_grpo", "rloo"])
-def test_on_the_first_step_the_expected_gradient_of_an_unbiased_row_is_the_policy_gradient(name: str) -> None:
-    assert on_the_first_step(name) > SURE
-
-
 @pytest.mark.parametrize(("longest", "size"), [(3, 2), (2, 3)])
-def test_rloos_expected_gradient_is_the_policy_gradient_itself_on_the_first_and_on_the_second_step(
-    longest: int, size: int
-) -> None:
+def test_rloo_is_unbiased_on_first_and_second_step(longest: int, size: int) -> None:
     old = TablePolicy(longest=longest)
     rewards = graded_rewards(old)
     for policy in (old, old.moved(0.01)):  # every ratio of a completion is well within 0.8 to 1.2
@@ -145,7 +101,7 @@ def test_rloos_expected_gradient_is_the_policy_gradient_itself_on_the_first_and_
         torch.testing.assert_close(ours, truth(policy, rewards), rtol=1e-6, atol=1e-9)
 
 
-def test_dr_grpos_expected_gradient_is_the_policy_gradient_less_its_own_share_of_the_baseline() -> None:
+def test_dr_grpo_is_unbiased_up_to_factor() -> None:
     # (R - mean) = (G - 1) / G (R - mean of the others); divided by the constant length.
     policy, row = TablePolicy(longest=2), with_constants(ALGORITHMS["dr_grpo"], {"constant_length": 10})
     rewards = graded_rewards(policy)
@@ -153,27 +109,10 @@ def test_dr_grpos_expected_gradient_is_the_policy_gradient_less_its_own_share_of
     torch.testing.assert_close(ours, truth(policy, rewards) * (2 / 3) / 10, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", [name for name in FARSIGHTED if ALGORITHMS[name].ratio is not completion_ratio])
-def test_on_the_second_step_ratios_of_tokens_are_a_bound_and_not_the_policy_gradient(name: str) -> None:
-    rewards = graded_rewards(OLD)
-    ours = expected_gradient(ALGORITHMS[name], NEW, OLD, rewards, size=2)
-    assert 0.5 < cosine(ours, truth(NEW, rewards)) < SURE
-
-
 FIXED = TablePolicy(longest=2, ends=False, seed=3)
 
 
-@pytest.mark.parametrize("name", FARSIGHTED)
-def test_with_completions_of_one_length_that_are_right_or_wrong_every_rows_gradient_points_the_same_way(
-    name: str,
-) -> None:
-    # Nothing that a group is divided by depends on more than how many of it are right: a scalar in expectation.
-    rewards = binary_rewards(FIXED)
-    similar = cosine(expected_gradient(ALGORITHMS[name], FIXED, FIXED, rewards, size=3), truth(FIXED, rewards))
-    assert similar > SURE
-
-
-def test_maxrls_expected_gradient_is_that_of_the_likelihood_of_success_cut_after_the_groups_size() -> None:
+def test_maxrl_follows_truncated_likelihood_of_success() -> None:
     # With p the chance of being right and q = 1 - p: (1 - q^(G-1)) / p times the gradient of p, over T tokens each.
     rewards = binary_rewards(FIXED)
     right = float(FIXED.expected_reward(rewards).detach())
@@ -183,7 +122,7 @@ def test_maxrls_expected_gradient_is_that_of_the_likelihood_of_success_cut_after
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.5, 0.95, 1.0])
-def test_with_the_exact_critic_gae_is_unbiased_at_every_lambda(lam: float) -> None:
+def test_gae_with_exact_critic_is_unbiased(lam: float) -> None:
     rewards = graded_rewards(FIXED)
     ours = expected_gradient(with_constants(ALGORITHMS["ppo"], {"lam": lam}), FIXED, FIXED, rewards, size=1)
     torch.testing.assert_close(ours, truth(FIXED, rewards) / FIXED.longest, rtol=1e-6, atol=1e-9)
@@ -222,13 +161,140 @@ def reverse_kl(policy: TablePolicy, teacher: TablePolicy) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("longest", [1, 2, 3])
-def test_distillation_goes_down_the_reverse_kl_of_each_token_where_the_policy_comes(longest: int) -> None:
+def test_distillation_follows_reverse_kl_per_token(longest: int) -> None:
     # A token's KL is 0 in expectation of what follows it: d/dθ E[ln π - ln π_T] = E[(ln π - ln π_T) d ln π].
     policy, teacher = (TablePolicy(longest=longest, ends=False, seed=seed) for seed in (3, 4))
     expected = torch.autograd.grad(reverse_kl(policy, teacher), policy.logits)[0] / longest
     torch.testing.assert_close(distilled(policy, teacher), expected, rtol=1e-6, atol=1e-9)
 
 
-def test_a_policy_that_is_its_teacher_has_nothing_to_learn() -> None:
-    policy, teacher = TablePolicy(), TablePolicy()
-    assert float(distilled(policy, teacher).abs().max()) == 0.0
+OFF = Coefficients(kl=0.0, kl_estimator="k3_ratio", entropy=0.0, mismatch=RolloutCorrectionConfig(mode="off"))
+close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
+law = settings(max_examples=min(60, settings.default.max_examples), deadline=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ragged:
+    """Completions of different lengths; every per-token field is [S, T], padded with NaN."""
+
+    own: torch.Tensor
+    tokens: torch.Tensor
+    rewards: list[float]
+    group: list[int]
+    fields: dict[str, torch.Tensor]
+
+    def flat(self, name: str) -> torch.Tensor:
+        """The tokens of a field without padding, [N]."""
+        return self.fields[name][self.tokens]
+
+
+@st.composite
+def ragged(draw: st.DrawFn) -> Ragged:
+    """Up to three groups of up to four completions of up to seven tokens, some of them tool output."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    group = [number for number, size in enumerate(sizes) for _ in range(size)]
+    masks = []
+    for _ in group:
+        mask = draw(st.lists(st.booleans(), min_size=1, max_size=7))
+        mask[draw(st.integers(0, len(mask) - 1))] = True
+        masks.append(mask)
+    reward = st.sampled_from([0.0, 1.0, 0.5]) | st.floats(-2.0, 2.0)
+    rewards = [draw(reward) for _ in group]
+    width = max(map(len, masks))
+    tokens = torch.tensor([[t < len(mask) for t in range(width)] for mask in masks])
+    own = torch.tensor([mask + [False] * (width - len(mask)) for mask in masks])
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
+    names = ("logprob", "value", "old_logprob", "sampler_logprob", "ref_logprob", "old_value")
+    fields = {
+        name: (torch.randn(own.shape, generator=generator, dtype=torch.float64) * 0.4 - 1.0).masked_fill(
+            ~tokens, float("nan")
+        )
+        for name in names
+    }
+    for name in ("logprob", "value"):
+        fields[name].requires_grad_()
+    return Ragged(own=own, tokens=tokens, rewards=rewards, group=group, fields=fields)
+
+
+def completions(batch: Ragged) -> list[iteration.Completion]:
+    """The batch as the reference has it: scalars that carry a gradient, and Python floats."""
+
+    def token(row: int, t: int) -> iteration.TokenOf:
+        numbers = {name: field[row, t] for name, field in batch.fields.items()}
+        plain = {name: float(number) for name, number in numbers.items() if name not in ("logprob", "value")}
+        return iteration.TokenOf(
+            logprob=numbers["logprob"], value=numbers["value"], own=bool(batch.own[row, t]), **plain
+        )
+
+    return [
+        iteration.Completion([token(row, t) for t in range(int(batch.tokens[row].sum()))], reward, number)
+        for row, (reward, number) in enumerate(zip(batch.rewards, batch.group, strict=True))
+    ]
+
+
+def episodes_of(batch: Ragged, *, beta: float) -> advantages.AdvantageInputs:
+    """The batch as the fast code has it, with the KL in the reward."""
+    gap = batch.fields["old_logprob"] - batch.fields["ref_logprob"]
+    penalties = (-beta * gap).masked_fill(~batch.own, 0.0)
+    for row, reward in enumerate(batch.rewards):
+        penalties[row, int(batch.own[row].nonzero()[-1])] += reward
+    return strategies.episodes(
+        batch.rewards, group=batch.group, mask=batch.own, token_rewards=penalties, values=batch.fields["old_value"]
+    )
+
+
+def loss_inputs(batch: Ragged, advantage: torch.Tensor, weights: torch.Tensor) -> LossInputs:
+    """Flat tensors of one micro-batch that holds everything."""
+    zeros = torch.zeros(int(batch.tokens.sum()))
+    return LossInputs(
+        policy_logprobs=batch.flat("logprob"),
+        entropy=zeros,
+        old_logprobs=batch.flat("old_logprob"),
+        sampler_logprobs=batch.flat("sampler_logprob"),
+        ref_logprobs=batch.flat("ref_logprob"),
+        advantages=advantage[batch.tokens],
+        weights=weights[batch.tokens],
+        loss_mask=batch.own[batch.tokens],
+        sequence_index=torch.arange(len(batch.group)).repeat_interleave(batch.tokens.sum(1)),
+    )
+
+
+def same(batch: Ragged, field: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Loss and gradient agree to 1e-9, and padding and tool output have no gradient."""
+    close(ours, theirs)
+    (mine,) = torch.autograd.grad(ours, batch.fields[field], retain_graph=True)
+    connected = theirs + 0.0 * batch.fields[field][batch.own].sum()  # where every token is clipped, it is a constant
+    (reference,) = torch.autograd.grad(connected, batch.fields[field])
+    close(mine, reference)
+    assert not bool(mine[~batch.own].any())
+
+
+@law
+@given(batch=ragged(), beta=st.sampled_from([0.0, 0.3]), gamma=st.floats(0.8, 1.0), lam=st.floats(0.0, 1.0))
+def test_ppo_equals_plain_loops(batch: Ragged, beta: float, gamma: float, lam: float) -> None:
+    expected = iteration.ppo(completions(batch), beta=beta, gamma=gamma, lam=lam, clip=0.2, value_clip=0.3)
+    with strategies.double_precision():
+        row = ALGORITHMS["ppo"]
+        raw = advantages.gae(episodes_of(batch, beta=beta), gamma=gamma, lam=lam)
+        weights = row.weighting(batch.own, strategies.one_each(batch.own))
+        inputs = loss_inputs(batch, advantages.whiten(raw, batch.own), weights)
+        policy = policy_loss(inputs, row, OFF).loss
+        values, old_values = batch.fields["value"][batch.own], batch.fields["old_value"][batch.own]
+        losses = value_loss(values, old_values, raw[batch.own] + old_values, clip_range=0.3)
+        critic = (weights[batch.own] * losses).sum()
+    same(batch, "logprob", policy, expected[0])
+    same(batch, "value", critic, expected[1])
+
+
+@law
+@given(batch=ragged(), beta=st.sampled_from([0.0, 0.04]))
+def test_grpo_equals_plain_loops(batch: Ragged, beta: float) -> None:
+    expected = iteration.grpo(completions(batch), beta=beta, clip=0.2, cap=2.0, epsilon=advantages.STD_EPSILON)
+    coefficients: Any = dataclasses.replace(OFF, kl=beta, mismatch=RolloutCorrectionConfig())
+    with strategies.double_precision():
+        row = ALGORITHMS["grpo"]
+        inputs = loss_inputs(
+            batch, row.advantage(episodes_of(batch, beta=0.0)), row.weighting(batch.own, strategies.one_each(batch.own))
+        )
+        ours = policy_loss(inputs, row, coefficients).loss
+    same(batch, "logprob", ours, expected)

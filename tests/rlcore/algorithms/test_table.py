@@ -1,18 +1,23 @@
-"""Laws that hold for every row of the table: they see the composition, where golden values see the parts."""
+"""Every row of the table: gradient on policy, masks, and the constants that a run may set."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import typing
+from typing import Any
 
 import pytest
 import torch
 
-from rlcore.algorithms.advantages import gae, length_adaptive_gae
+from rlcore.algorithms.advantages import SCALES, gae, length_adaptive_gae
+from rlcore.algorithms.kl import PenaltyController
 from rlcore.algorithms.objective import Coefficients, LossInputs, LossOutput, policy_loss
-from rlcore.algorithms.resolve import with_constants
-from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import RolloutCorrectionConfig
+from rlcore.algorithms.resolve import constants_of, resolve_algorithm, with_constants, with_objective
+from rlcore.algorithms.table import ALGORITHMS, Algorithm
+from rlcore.algorithms.weighting import WEIGHTINGS
+from rlcore.config import KlConfig, ObjectiveConfig, RolloutCorrectionConfig, UpdateConfig
+from rlcore.errors import ConfigError
 from tests import strategies
 
 EVERY_ROW = pytest.mark.parametrize("name", sorted(ALGORITHMS))
@@ -77,7 +82,7 @@ def gradient(loss: torch.Tensor, step: Step) -> torch.Tensor:
     return torch.autograd.grad(loss, step.logits, retain_graph=True)[0]
 
 
-def run(name: str, inputs: LossInputs, coefficients: Coefficients = COEFFICIENTS) -> LossOutput:
+def loss_under(name: str, inputs: LossInputs, coefficients: Coefficients = COEFFICIENTS) -> LossOutput:
     """The loss under a row of the table."""
     return policy_loss(inputs, ALGORITHMS[name], coefficients)
 
@@ -87,14 +92,14 @@ def test_the_on_policy_gradient_is_the_plain_policy_gradient(name: str) -> None:
     step = make_step(name, on_policy=True)
     inputs = step.inputs
     plain = -(inputs.weights * inputs.advantages * inputs.policy_logprobs)[inputs.loss_mask].sum()
-    ours = gradient(run(name, inputs, SURROGATE_ALONE).loss, step)
+    ours = gradient(loss_under(name, inputs, SURROGATE_ALONE).loss, step)
     assert float(ours.norm()) > 1e-5  # Dr. GRPO divides by 1,024
     torch.testing.assert_close(ours, gradient(plain, step), rtol=1e-9, atol=1e-12)
 
 
 @EVERY_ROW
 def test_on_the_first_pass_the_ratio_is_one_and_nothing_is_clipped(name: str) -> None:
-    output = run(name, make_step(name, on_policy=True).inputs)
+    output = loss_under(name, make_step(name, on_policy=True).inputs)
     assert [float(output.sums[metric]) for metric in ("clip/low", "clip/high", "kl/old")] == [0.0, 0.0, 0.0]
 
 
@@ -108,35 +113,15 @@ def test_nan_in_masked_places_changes_nothing(name: str) -> None:
         for field in LossInputs.__dataclass_fields__
         if field not in ("loss_mask", "sequence_index")
     }
-    dirty = run(name, dataclasses.replace(step.inputs, **filled))
-    clean = run(name, step.inputs)
+    dirty = loss_under(name, dataclasses.replace(step.inputs, **filled))
+    clean = loss_under(name, step.inputs)
     assert torch.equal(gradient(dirty.loss, step), gradient(clean.loss, step))
     assert torch.equal(dirty.loss, clean.loss)
     assert {**dirty.sums, **dirty.maxima} == {**clean.sums, **clean.maxima}
 
 
 @EVERY_ROW
-def test_a_better_completion_becomes_more_likely(name: str) -> None:
-    step = make_step(name, on_policy=True)
-    moved = step.logits.detach() - 1e-3 * gradient(run(name, step.inputs, SURROGATE_ALONE).loss, step)
-    gain = moved.log_softmax(1) - step.logits.detach().log_softmax(1)
-    best = step.inputs.advantages == step.inputs.advantages.max()
-    worst = step.inputs.advantages == step.inputs.advantages.min()
-    probabilities = step.inputs.policy_logprobs.detach()
-
-    def of_targets(tokens: torch.Tensor) -> float:
-        rows = tokens.nonzero().squeeze(1)
-        table = step.logits.detach().log_softmax(1)[rows]
-        targets = (table - probabilities[rows, None]).abs().argmin(1)
-        return float(gain[rows, targets].mean())
-
-    assert of_targets(best) > 0.0
-    if float(step.inputs.advantages.min()) < 0.0:  # a row without a baseline has none below 0 here
-        assert of_targets(worst) < 0.0
-
-
-@EVERY_ROW
-def test_a_row_asks_for_a_critic_exactly_when_its_advantages_read_one(name: str) -> None:
+def test_uses_critic_iff_advantages_read_values(name: str) -> None:
     mask = torch.ones(2, 3, dtype=torch.bool)
     with_critic, without = (
         ALGORITHMS[name].advantage(strategies.episodes([1.0, 0.0], group=[0, 0], mask=mask, values=values))
@@ -173,18 +158,14 @@ def test_sapo_has_the_papers_gates() -> None:
 
 
 def test_a_run_sets_the_constants_of_gae_and_of_dr_grpo() -> None:
-    run = {"gamma": 0.5, "lam": 0.25, "constant_length": 10}
-    rows = {name: with_constants(row, run) for name, row in ALGORITHMS.items()}
+    loss_under = {"gamma": 0.5, "lam": 0.25, "constant_length": 10}
+    rows = {name: with_constants(row, loss_under) for name, row in ALGORITHMS.items()}
     mask = torch.ones(1, 2, dtype=torch.bool)
     # V = 0, r = [0, 1]: A = [gamma * lam, 1] = [0.125, 1].
     episodes = strategies.episodes([1.0], mask=mask, token_rewards=torch.tensor([[0.0, 1.0]], dtype=torch.float64))
     assert rows["ppo"].advantage(episodes).tolist() == [[0.125, 1.0]]
     assert rows["dr_grpo"].weighting(mask, strategies.one_each(mask)).tolist() == [pytest.approx([0.1, 0.1])]
-
-
-def test_without_a_run_the_table_has_the_usual_constants() -> None:
-    assert ALGORITHMS["ppo"].advantage.keywords == {"gamma": 1.0, "lam": 0.95}  # type: ignore[attr-defined]
-    assert ALGORITHMS["dr_grpo"].weighting.keywords == {"constant_length": 1024}  # type: ignore[attr-defined]
+    assert ALGORITHMS["dr_grpo"].weighting(mask, strategies.one_each(mask)).tolist() == [[1 / 1024] * 2]  # unless set
 
 
 def test_a_run_may_give_policy_and_critic_lambdas_of_their_own() -> None:
@@ -193,9 +174,9 @@ def test_a_run_may_give_policy_and_critic_lambdas_of_their_own() -> None:
 
     def first(**constants: float) -> tuple[float, float]:
         """The advantage of the first token, for the policy and for the critic."""
-        row = with_constants(ALGORITHMS["ppo"], constants)
-        assert row.value_advantage is not None
-        return float(row.advantage(episodes)[0, 0]), float(row.value_advantage(episodes)[0, 0])
+        algorithm = with_constants(ALGORITHMS["ppo"], constants)
+        assert algorithm.value_advantage is not None
+        return float(algorithm.advantage(episodes)[0, 0]), float(algorithm.value_advantage(episodes)[0, 0])
 
     # V = 0, r = [0, 1]: the first advantage is gamma * lam.
     assert first(lam=0.5) == (0.5, 0.5)
@@ -204,7 +185,7 @@ def test_a_run_may_give_policy_and_critic_lambdas_of_their_own() -> None:
     assert first(lam=0.5, lam_alpha=2.0) == (0.75, 0.5)  # 1 - 1 / (2 * 2)
 
 
-def test_ppos_lambda_depends_on_the_length_where_it_is_asked_to_and_not_by_default() -> None:
+def test_length_adaptive_lambda_is_opt_in() -> None:
     mask = torch.arange(5) < torch.tensor([[5], [2]])
     rewards = torch.tensor([[0.0, 0.0, 0.0, 0.0, 1.0], [0.0, -1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
     episodes = strategies.episodes([1.0, -1.0], mask=mask, token_rewards=rewards)
@@ -213,3 +194,172 @@ def test_ppos_lambda_depends_on_the_length_where_it_is_asked_to_and_not_by_defau
     assert not torch.equal(plain, adaptive)
     assert torch.equal(ALGORITHMS["ppo"].advantage(episodes), plain)
     assert torch.equal(with_constants(ALGORITHMS["ppo"], {"lam_alpha": 0.5}).advantage(episodes), adaptive)
+
+
+VALUES: dict[str, Any] = {
+    "scale": "batch",
+    "clip_low": 0.1,
+    "clip_high": 0.3,
+    "dual_clip": 3.0,
+    "gate_positive": 2.0,
+    "gate_negative": 2.0,
+    "penalty_coefficient": 3.0,
+    "penalty_target": 0.1,
+    "constant_length": 7,
+}
+
+
+def row(name: str, **settings: Any) -> Algorithm:
+    """A row of the table with some constants set."""
+    run = {"constant_length": 8}
+    return with_objective(ALGORITHMS[name], ObjectiveConfig(**settings), name=name, run=run)
+
+
+def loss_of(algorithm: Algorithm, *, ratio: float, advantage: float) -> float:
+    """The surrogate of one token whose probability is now 0.4."""
+    logprob = torch.tensor([0.4], dtype=torch.float64).log()
+    log_ratio = torch.tensor([ratio], dtype=torch.float64).log()
+    return float(algorithm.surrogate(log_ratio, logprob, torch.tensor([advantage], dtype=torch.float64)).loss)
+
+
+def computed(algorithm: Algorithm) -> list[Any]:
+    """Return the results of a row's functions on tokens whose probability has moved either way."""
+    log_ratio = torch.linspace(-3.0, 3.0, 241, dtype=torch.float64).repeat(2)
+    advantages = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat_interleave(241)
+    logprobs = torch.full((482,), 0.3, dtype=torch.float64).log()
+    episodes = strategies.episodes([1.0, 0.0, 3.0, 1.0], group=[0, 0, 1, 1])
+    return [
+        algorithm.advantage(episodes).flatten().tolist(),
+        algorithm.surrogate(log_ratio, logprobs, advantages).loss.tolist(),
+        algorithm.weighting(torch.ones(2, 3, dtype=torch.bool), torch.arange(2)).flatten().tolist(),
+        algorithm.penalty,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("ppo", {"gamma", "lam", "lam_alpha", "lam_value", "clip_low", "clip_high", "dual_clip"}),
+        ("ppo_penalty", {"gamma", "lam", "lam_alpha", "lam_value", "penalty_coefficient", "penalty_target"}),
+        ("grpo", {"scale", "clip_low", "clip_high", "dual_clip"}),
+        ("dr_grpo", {"scale", "clip_low", "clip_high", "dual_clip", "constant_length"}),
+        ("cispo", {"scale", "clip_low", "clip_high"}),
+        ("rloo", {"clip_low", "clip_high"}),
+        ("sapo", {"scale", "gate_positive", "gate_negative"}),
+    ],
+)
+def test_a_row_has_the_constants_of_its_functions(name: str, known: set[str]) -> None:
+    assert constants_of(ALGORITHMS[name]) == known
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+@pytest.mark.parametrize("setting", sorted(VALUES))
+def test_a_setting_changes_what_its_row_computes_or_is_refused(name: str, setting: str) -> None:
+    if setting in constants_of(ALGORITHMS[name]):
+        assert computed(row(name, **{setting: VALUES[setting]})) != computed(row(name))
+        return
+    with pytest.raises(ConfigError, match=rf"{name.replace('+', '.')} does not use {setting}") as caught:
+        row(name, **{setting: VALUES[setting]})
+    assert caught.value.where == f"update.objective.{setting}"
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_row_without_settings_is_unchanged(name: str) -> None:
+    assert with_objective(ALGORITHMS[name], ObjectiveConfig(), name=name) == ALGORITHMS[name]
+
+
+def test_the_bounds_of_the_ratio_reach_the_clip() -> None:
+    # ratio 1.5, A = 1: min(1.5, 1.3) = 1.3; ratio 0.5, A = -1: -min(-0.5, -0.9) = 0.9; ratio 4, A = -1: at most 3.
+    changed = row("grpo", clip_low=0.1, clip_high=0.3, dual_clip=3.0)
+    assert loss_of(changed, ratio=1.5, advantage=1.0) == pytest.approx(-1.3)
+    assert loss_of(changed, ratio=0.5, advantage=-1.0) == pytest.approx(0.9)
+    assert loss_of(changed, ratio=4.0, advantage=-1.0) == pytest.approx(3.0)
+    assert loss_of(row("grpo", dual_clip=0.0), ratio=4.0, advantage=-1.0) == pytest.approx(4.0)
+
+
+def test_the_penalty_has_the_papers_start_and_a_run_sets_both_numbers() -> None:
+    assert ALGORITHMS["ppo_penalty"].penalty == PenaltyController(coefficient=1.0, target=0.01)
+    changed = row("ppo_penalty", penalty_coefficient=3.0, penalty_target=0.05)
+    assert changed.penalty == PenaltyController(coefficient=3.0, target=0.05)
+
+
+@pytest.mark.parametrize(("epochs", "minibatches", "prompts"), [(1, 1, 8), (1, 4, 1)])
+def test_a_penalty_without_a_second_step_is_refused(epochs: int, minibatches: int, prompts: int) -> None:
+    def resolved(**update: int) -> Algorithm:
+        config = UpdateConfig(**({"num_epochs": epochs, "num_minibatches": minibatches} | update))
+        return resolve_algorithm(strategies.rl_config("ppo_penalty", update=config, prompts_per_iteration=prompts))
+
+    with pytest.raises(ConfigError, match=r"ppo_penalty needs several optimizer steps per iteration") as caught:
+        resolved()
+    assert caught.value.where == "update.num_minibatches"
+    assert "num_epochs to 2" in caught.value.fix
+    assert resolved(num_epochs=2).penalty
+
+
+def test_sapo_gates_are_separate_settings() -> None:
+    # ratio 1.5: tau 2 gives sigmoid(1) * 4 / 2 = 0.731059 * 2 = 1.462117.
+    changed = row("sapo", gate_positive=2.0)
+    assert loss_of(changed, ratio=1.5, advantage=1.0) == pytest.approx(-1.462117, abs=1e-6)
+    assert loss_of(changed, ratio=1.5, advantage=-1.0) == loss_of(ALGORITHMS["sapo"], ratio=1.5, advantage=-1.0)
+
+
+def test_a_weighting_is_chosen_by_name_and_a_constant_one_has_a_length() -> None:
+    mask = torch.tensor([[True, True, True, False], [True, False, False, False]])
+    # 4 tokens; 2 sequences of 3 and 1; 2 sequences over a length of 8 (max_new_tokens), or of 5.
+    assert row("ppo", weighting="token_mean").weighting(mask, strategies.one_each(mask))[0, 0] == 0.25
+    assert float(
+        row("ppo", weighting="sequence_mean").weighting(mask, strategies.one_each(mask))[0, 0]
+    ) == pytest.approx(1 / 6)
+    assert row("ppo", weighting="constant").weighting(mask, strategies.one_each(mask))[0, 0] == 0.0625
+    assert float(
+        row("ppo", weighting="constant", constant_length=5).weighting(mask, strategies.one_each(mask))[0, 0]
+    ) == pytest.approx(0.1)
+    assert row("dr_grpo").weighting(mask, strategies.one_each(mask))[0, 0] == 0.0625
+    assert row("dr_grpo", weighting="token_mean").weighting(mask, strategies.one_each(mask))[0, 0] == 0.25
+
+
+def test_a_constant_length_without_the_constant_weighting_is_refused() -> None:
+    with pytest.raises(ConfigError, match="constant_length"):
+        row("dr_grpo", weighting="token_mean", constant_length=5)
+
+
+def test_the_configuration_names_every_scale_and_weighting_and_no_other() -> None:
+    hints = typing.get_type_hints(ObjectiveConfig)
+
+    def choices(name: str) -> list[str]:
+        return sorted(typing.get_args(typing.get_args(hints[name])[0]))
+
+    assert choices("scale") == sorted(SCALES)
+    assert choices("weighting") == sorted(WEIGHTINGS)
+    assert {*hints} == {*VALUES, "weighting"}
+    assert {*hints} - {"weighting"} <= {name for each in ALGORITHMS.values() for name in constants_of(each)}
+
+
+@pytest.mark.parametrize("value", [0.5, 1.0])
+def test_a_dual_clip_within_the_clip_is_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match="dual_clip"):
+        ObjectiveConfig(dual_clip=value)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "known"),
+    [
+        ("sapo", "clip_low", "scale, gate_positive, gate_negative"),
+        ("cispo", "dual_clip", "scale, clip_low, clip_high"),
+        ("ppo", "scale", "clip_low, clip_high, dual_clip"),
+    ],
+)
+def test_error_names_constants_of_row(name: str, setting: str, known: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        row(name, **{setting: VALUES[setting]})
+    assert caught.value.fix.endswith(f"uses: {known}")
+
+
+@pytest.mark.parametrize("kl", [KlConfig(), KlConfig(coefficient=1.0), KlConfig(apply_to="reward")])
+def test_distillation_needs_kl_in_the_reward(kl: KlConfig) -> None:
+    with pytest.raises(ConfigError, match="distil trains on per-token rewards") as caught:
+        resolve_algorithm(strategies.rl_config("distil", kl=kl, group_size=1))
+    assert caught.value.where == "kl.apply_to"
+    taught = KlConfig(coefficient=1.0, apply_to="reward")
+    assert resolve_algorithm(strategies.rl_config("distil", kl=taught, group_size=1))

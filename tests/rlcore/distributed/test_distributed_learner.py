@@ -1,7 +1,4 @@
-"""A learner on ranks behind a handle: what one process gives, and what is said when a rank is lost.
-
-The ranks are forks of the test here; test_group_scale.py starts them as a run does.
-"""
+"""A learner on ranks (forks here): the results of one process, lost ranks, and what processes send each other."""
 
 from __future__ import annotations
 
@@ -15,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rlcore.config import CheckpointConfig, DistributedConfig, KlConfig, RlConfig, SamplingConfig
 from rlcore.distributed import local_ranks, rank
@@ -22,9 +21,14 @@ from rlcore.distributed.build import LearnerPlan
 from rlcore.distributed.distributed_learner import DistributedLearner
 from rlcore.distributed.local_ranks import rank_devices
 from rlcore.distributed.rank_pool import RankPool
+from rlcore.distributed.serialization import decode, encode
 from rlcore.errors import CheckpointError, ConfigError, LearnerLostError, StorageError, TrainingError
+from rlcore.hardware.memory import Footprint
 from rlcore.hardware.runtime import Runtime
 from rlcore.loop import TrainResult, train
+from rlcore.training.scoring_models import ForwardScores
+from rlcore.training.update_stats import UpdateStats
+from rlcore.types import ToolCall
 from tests import strategies
 from tests.ranks import Forks
 from tests.rlcore.loop.conftest import MakeComponents, Tape, make_components, start
@@ -83,7 +87,7 @@ class Killer(Tape):
 
 
 @pytest.mark.parametrize("killed_in", [*(pytest.param(n, marks=pytest.mark.scale) for n in (0, 1)), 2])
-def test_a_run_on_ranks_is_that_of_one_process_and_one_that_loses_a_rank_goes_on(
+def test_run_on_ranks_equals_one_process_and_survives_lost_rank(
     killed_in: int, make_components: MakeComponents, opened: Any
 ) -> None:
     expected = train(make_components(config=SETTINGS, folder="one"), Tape())
@@ -96,9 +100,7 @@ def test_a_run_on_ranks_is_that_of_one_process_and_one_that_loses_a_rank_goes_on
     assert any("rank 1 was ended by SIGKILL" in note for note in tape.notes) == bool(killed_in)
 
 
-def test_what_ranks_have_trained_is_saved_as_one_model(
-    make_components: MakeComponents, opened: Any, start: Path, tmp_path: Path
-) -> None:
+def test_ranks_save_one_model(make_components: MakeComponents, opened: Any, start: Path, tmp_path: Path) -> None:
     components = make_components(config=SETTINGS)
     learner = opened(components.config)
     learner.update(SAMPLES, seed=0)
@@ -122,7 +124,7 @@ def stored(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     yield from stored_tensors(folder / "model.safetensors")
 
 
-def test_an_error_of_every_rank_is_raised_here_as_what_it_is(opened: Any, tmp_path: Path) -> None:
+def test_error_of_ranks_is_raised(opened: Any, tmp_path: Path) -> None:
     learner = opened()
     learner.save(tmp_path, 1, run_state={"identity": {"config": "a"}})
     learner.wait()
@@ -131,7 +133,7 @@ def test_an_error_of_every_rank_is_raised_here_as_what_it_is(opened: Any, tmp_pa
     assert learner.load(tmp_path, identity={"config": "a"}) == {"identity": {"config": "a"}}  # the ranks are there
 
 
-def test_a_rank_that_is_silent_is_named_when_the_deadline_passes(opened: Any) -> None:
+def test_silent_rank_times_out(opened: Any) -> None:
     learner = opened()
     learner.ranks._seconds = 3.0  # from now on: they had as long as they needed to start
     os.kill(learner.ranks.transport.processes[0].pid, signal.SIGSTOP)
@@ -141,7 +143,7 @@ def test_a_rank_that_is_silent_is_named_when_the_deadline_passes(opened: Any) ->
         learner.observe_kl(0.1, 3)
 
 
-def test_ranks_are_started_again_so_many_times_and_no_more(opened: Any, tmp_path: Path) -> None:
+def test_restarts_of_ranks_are_limited(opened: Any, tmp_path: Path) -> None:
     learner = opened(max_restarts=1)
     for _ in range(2):
         learner.ranks.transport.processes[0].kill()
@@ -153,9 +155,7 @@ def test_ranks_are_started_again_so_many_times_and_no_more(opened: Any, tmp_path
         learner.load(tmp_path, identity={})
 
 
-def test_a_rank_without_memory_is_named_and_the_next_ones_take_smaller_batches(
-    opened: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_rank_out_of_memory_restarts_smaller(opened: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def short_of_memory(learner: Any, samples: Any, *, seed: int, measure_memory: bool = False) -> None:
         if learner.learner.ranks.rank == 1 and learner.learner.tokens_per_microbatch > 5000:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
@@ -171,7 +171,7 @@ def test_a_rank_without_memory_is_named_and_the_next_ones_take_smaller_batches(
     assert learner._budget == 4096  # half of 8192
 
 
-def test_a_plan_arrives_as_it_was(start: Path) -> None:
+def test_plan_round_trip(start: Path) -> None:
     config = strategies.rl_config("ppo", sampling=SamplingConfig(max_new_tokens=6), kl=KlConfig(coefficient=0.1))
     plan = LearnerPlan(start=start, critic_start=start / "other", config=config, seed=3)
     assert LearnerPlan.from_json(plan.to_json()) == plan
@@ -179,7 +179,7 @@ def test_a_plan_arrives_as_it_was(start: Path) -> None:
     assert LearnerPlan.from_json(taught.to_json()) == taught
 
 
-def test_gpus_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_ranks.torch.cuda, "device_count", lambda: 2)
     two = DistributedConfig(backend="processes", learner_ranks=2)
     cuda = torch.device("cuda")
@@ -188,3 +188,52 @@ def test_gpus_that_are_not_there_are_named(monkeypatch: pytest.MonkeyPatch) -> N
         rank_devices(dataclasses.replace(two, learner_ranks=3), cuda)
     with pytest.raises(ConfigError, match="computes on a CPU"):
         rank_devices(dataclasses.replace(two, devices=(0, 1)), torch.device("cpu"))
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(plain)
+def test_plain_values_round_trip(value: Any) -> None:
+    assert decode(encode(value)) == value
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 3)])
+def test_tensors_round_trip(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    sent = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
+    (found, other) = decode(encode([sent, torch.ones(2)]))
+    assert (found.dtype, found.shape) == (sent.dtype, sent.shape)
+    assert torch.equal(found, sent)
+    assert torch.equal(other, torch.ones(2))
+
+
+def test_records_round_trip() -> None:
+    call = ToolCall(text="<t>", tool="calculator", output="7 \N{SNOWMAN}", is_error=False)
+    rollout = dataclasses.replace(strategies.scored_rollout(1.0).rollout, tool_calls=(call,))
+    stats = UpdateStats(policy_version=3, moved=True, metrics={"loss/policy": 0.1})
+    held = Footprint(weights=1, gradients=2, optimizer=3, activations=4, kv_cache=5)
+    episode = dataclasses.replace(rollout, branches=(dataclasses.replace(rollout, fork="another history"),))
+    sent = (rollout, episode, stats, held, Path("/a/b"))
+    assert decode(encode(sent)) == sent
+
+
+def test_samples_and_scores_round_trip() -> None:
+    samples = strategies.random_samples(0)
+    values = [sample.values for sample in samples]
+    sent = ForwardScores(old=values, ref=values, values=values, next_values=torch.ones(len(samples)))
+    found_samples, passes = decode(encode((samples, sent)))
+    for ours, theirs in zip(samples, found_samples, strict=True):
+        for field in dataclasses.fields(ours):
+            one, other = getattr(ours, field.name), getattr(theirs, field.name)
+            assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+    assert all(torch.equal(one, other) for one, other in zip(values, passes.old, strict=True))
+
+
+def test_other_types_are_refused() -> None:
+    with pytest.raises(TypeError, match="object cannot be sent between processes"):
+        encode({"a": [object()]})

@@ -60,8 +60,6 @@ REWARDS = RewardModelConfig(
 CONFIG = SftConfig(
     num_steps=3, batch_size=5, learning_rate=1e-2, tokens_per_microbatch=16, optim=OptimConfig(max_grad_norm=0.5)
 )
-
-
 DPO = DpoConfig(
     num_epochs=2,
     batch_size=4,

@@ -1,4 +1,4 @@
-"""Architectures of the critic: a head on the policy's backbone, a LoRA next to the policy's; what learns in each."""
+"""Architectures of the critic: a head on the policy's backbone, or an adapter next to the policy's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlcore.training.learner import Learner
 from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import TrainingSample
 from tests import strategies
-from tests.learners import assert_same, make_learner, shared_learner, update_config, weights_of
+from tests.learners import assert_same, shared_learner, update_config, weights_of
 
 ADAPTER = LoraConfig(rank=3)
 
@@ -95,14 +95,6 @@ def count_passes(model: torch.nn.Module) -> list[int]:
     passes: list[int] = []
     model.register_forward_pre_hook(lambda *_: passes.append(1))
     return passes
-
-
-def test_one_forward_pass_gives_log_probabilities_and_values() -> None:
-    samples = strategies.random_samples(0)
-    learner = shared_learner()
-    passes = count_passes(learner.policy.base_model)
-    learner.update(samples, seed=0)
-    assert len(passes) == 1
 
 
 def test_experience_too_takes_one_pass_and_has_the_values_of_two() -> None:
@@ -232,10 +224,3 @@ def test_the_values_of_an_adapted_critic_do_not_depend_on_the_policys_adapter() 
 def test_what_makes_no_sense_is_refused_in_the_configuration(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         strategies.rl_config("ppo", critic=CriticConfig(**settings))
-
-
-def test_by_default_the_critic_has_a_backbone_and_an_optimizer_of_its_own() -> None:
-    learner = make_learner("ppo")
-    assert CriticConfig().architecture == "separate"
-    assert not learner.shares_backbone
-    assert learner.value_module is learner.critic

@@ -1,5 +1,8 @@
+"""Sharded models and ranks: gradients, steps and checkpoints of one process."""
+
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -30,9 +33,20 @@ from rlcore.distributed.sharded import (
     shard,
     shard_like,
 )
-from rlcore.errors import ModelError
+from rlcore.errors import CheckpointError, ModelError, NonFiniteError
 from rlcore.models.heads import ScalarHeadModel
 from tests import strategies
+from tests.rank_learners import (
+    CASES,
+    Held,
+    assert_equal_runs,
+    assert_equal_states,
+    loads,
+    make_learner,
+    samples_of,
+    saves,
+    two_updates,
+)
 from tests.ranks import on_ranks
 
 SMALL = {"vocab_size": 29, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
@@ -118,3 +132,88 @@ def test_a_model_that_cannot_be_split_is_refused_with_the_reason(
     with pytest.raises(ModelError, match=said) as refused:
         _split(AutoModelForCausalLM.from_config(config), object.__new__(DeviceMesh))
     assert "cannot be split among 2 ranks" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "size"),
+    [("ppo, head", "full", 2), ("grpo", "replicate", 2), ("ppo, clipped", "offload", 2)],
+)
+def test_ranks_take_the_steps_of_one_process(name: str, held: Held, size: int, tmp_path: Path) -> None:
+    found = on_ranks(size, two_updates(CASES[name], held), tmp_path)
+    assert_equal_runs(found, two_updates(CASES[name])(ONE))
+
+
+def test_two_ranks_that_split_every_layer_take_the_steps_of_one_process(tmp_path: Path) -> None:
+    found = on_ranks(2, two_updates(CASES["ppo"]), tmp_path, width=2)
+    assert_equal_runs(found, two_updates(CASES["ppo"])(ONE))
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_stops_every_rank_before_the_step(tmp_path: Path) -> None:
+    case = CASES["grpo"]
+
+    def work(ranks: Ranks) -> str:
+        learner = make_learner(case, ranks)
+        samples = samples_of(case, 0)
+        update = dataclasses.replace(learner.config.update, max_skipped_steps=0)
+        learner.config = dataclasses.replace(learner.config, update=update)
+        if not ranks.is_first:  # what the other rank is dealt stays sound
+            learner.policy.lm_head.weight.data.to_local().fill_(float("inf"))
+        try:
+            learner.update(samples, seed=0)
+        except NonFiniteError as error:
+            return str(error)
+        return "no error"
+
+    for text in on_ranks(2, work, tmp_path):
+        assert "no step was taken" in text
+
+
+def test_what_the_first_rank_finds_is_found_by_all_and_its_error_is_theirs(tmp_path: Path) -> None:
+    def work(ranks: Ranks) -> list[str]:
+        def refuse() -> str:
+            raise CheckpointError("damaged", where="here", fix="mend it")
+
+        try:
+            ranks.broadcast_object(refuse)
+        except CheckpointError as error:
+            return [ranks.broadcast_object(lambda: f"rank {ranks.rank}"), *error.args]
+        return []
+
+    assert on_ranks(2, work, tmp_path) == [["rank 0", "damaged", "here", "mend it"]] * 2
+
+
+def test_one_rank_alone_asks_nobody() -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    ONE.sum_gradients([parameter])
+    assert parameter.grad is None
+    assert (ONE.any(True), ONE.max(3), ONE.gather("x"), ONE.broadcast_object(lambda: 5)) == (True, 3, ["x"], 5)
+    assert ONE.collect([0, 1], ["a", "b"]) == ["a", "b"]
+
+
+def test_gathering_in_half_precision_learns_what_autocast_learns(tmp_path: Path) -> None:
+    """Shards stay float32, so that a small step is not rounded away; what is gathered and multiplied is bfloat16."""
+    half = ShardConfig(dtype=torch.bfloat16)
+    case = CASES["grpo"]
+
+    def work(ranks: Ranks) -> tuple[list[str], float]:
+        learner = make_learner(case, ranks, dtype=torch.float32, sharding=half)
+        metrics = learner.update(samples_of(case, 0), seed=0).metrics
+        return sorted({str(p.dtype) for p in learner.policy.parameters()}), metrics["loss/policy"]
+
+    expected = make_learner(case, dtype=torch.float32).update(samples_of(case, 0), seed=0).metrics["loss/policy"]
+    for kinds, loss in on_ranks(2, work, tmp_path):
+        assert kinds == ["torch.float32"]
+        assert loss == pytest.approx(expected, abs=0.05)
+        assert loss != expected
+
+
+def test_a_checkpoint_of_two_ranks_is_loaded_by_one_process(tmp_path: Path) -> None:
+    case = CASES["grpo"]
+    saved = on_ranks(2, saves(case, tmp_path / "two"), tmp_path)
+    assert_equal_states([loads(case, tmp_path / "two")(ONE)], saved[0])
+
+
+def test_a_checkpoint_of_one_process_is_loaded_by_two_ranks(tmp_path: Path) -> None:
+    case = CASES["ppo, head"]
+    expected = saves(case, tmp_path / "one")(ONE)
+    assert_equal_states(on_ranks(2, loads(case, tmp_path / "one"), tmp_path), expected)

@@ -106,7 +106,7 @@ def greedy(policy: PreTrainedModel, tokenizer: ChatTokenizer, text: str, new: in
     return str(tokenizer.hf_tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True))
 
 
-def test_log_likelihoods_are_those_of_a_plain_forward_pass(
+def test_log_likelihoods_equal_forward_pass(
     model: LmEvalModel, policy: PreTrainedModel, tokenizer: ChatTokenizer
 ) -> None:
     likeliest = greedy(policy, tokenizer, "3+4", 1)
@@ -120,16 +120,14 @@ def test_log_likelihoods_are_those_of_a_plain_forward_pass(
     assert likeliest and found[-1][1] and not found[0][1]
 
 
-def test_a_whole_text_is_scored_after_an_end_of_sequence(model: LmEvalModel, policy: PreTrainedModel) -> None:
+def test_rolling_log_likelihood_starts_after_eos(model: LmEvalModel, policy: PreTrainedModel) -> None:
     texts = ["3+4=7", "a longer text, of words"]
     found = model.loglikelihood_rolling([request(text) for text in texts], disable_tqdm=True)
     expected = [scores(policy, [model.eot_token_id, *model.tok_encode(text)], 1)[0] for text in texts]
     assert found == pytest.approx(expected, abs=1e-4)
 
 
-def test_answers_are_transformers_greedy_ones_in_the_order_of_the_requests(
-    model: LmEvalModel, policy: PreTrainedModel, tokenizer: ChatTokenizer
-) -> None:
+def test_answers_equal_greedy_search(model: LmEvalModel, policy: PreTrainedModel, tokenizer: ChatTokenizer) -> None:
     asked = [("3+4", 9), ("12-5", 3), ("1", 9), ("8-2+5", 5)]
     found = model.generate_until([request(text, {"max_gen_toks": new}) for text, new in asked], disable_tqdm=True)
     assert found == [greedy(policy, tokenizer, text, new) for text, new in asked]
@@ -141,19 +139,19 @@ def test_answers_are_transformers_greedy_ones_in_the_order_of_the_requests(
     assert cut == longest[: longest.index(stop)]
 
 
-def test_a_task_that_draws_its_answers_is_refused(model: LmEvalModel) -> None:
+def test_sampling_task_is_refused(model: LmEvalModel) -> None:
     for settings in ({"do_sample": True}, {"temperature": 0.7}):
         with pytest.raises(ConfigError, match="only greedy decoding is supported"):
             model.generate_until([request("1", settings)], disable_tqdm=True)
 
 
-def test_a_text_beyond_the_models_positions_is_refused(model: LmEvalModel) -> None:
+def test_too_long_text_is_refused(model: LmEvalModel) -> None:
     with pytest.raises(ModelError, match="positions"):
         model.loglikelihood([request("1", "2" * 2_000)], disable_tqdm=True)
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_records_are_what_the_model_itself_prefers(
+def test_records_equal_preference_of_model(
     model: LmEvalModel,
     policy: PreTrainedModel,
     tokenizer: ChatTokenizer,
@@ -179,7 +177,7 @@ def test_records_are_what_the_model_itself_prefers(
     assert evaluate(model, dataclasses.replace(config, chat=chat), cache=tmp_path / "again") == records
 
 
-def test_a_limit_takes_the_first_documents(model: LmEvalModel, config: BenchmarkConfig, tmp_path: Path) -> None:
+def test_limit_takes_first_documents(model: LmEvalModel, config: BenchmarkConfig, tmp_path: Path) -> None:
     records = evaluate(model, dataclasses.replace(config, limit=2), cache=tmp_path / "cache")
     assert [(each["task"], each["doc_id"]) for each in records] == [
         ("choice", 0),
@@ -189,7 +187,7 @@ def test_a_limit_takes_the_first_documents(model: LmEvalModel, config: Benchmark
     ]
 
 
-def test_files_that_are_no_task_are_refused(config: BenchmarkConfig, tmp_path: Path) -> None:
+def test_invalid_task_files_are_refused(config: BenchmarkConfig, tmp_path: Path) -> None:
     folder = Path(config.folder)
     (folder / "python.yaml").write_text("doc_to_text: !function code.run\n", encoding="utf-8")
     (folder / "remote.yaml").write_text("dataset_path: someone/data\n", encoding="utf-8")

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from rlcore.errors import DataError
 from rlcore.evaluation.intervals import accuracy
 from rlcore.evaluation.paired_tests import (
-    _score,
     chance_of_score,
     mcnemar_p,
     min_sample_size,
@@ -52,13 +51,13 @@ def slow_score(won: int, lost: int, n: int, change: float) -> float:
         ((28, 25, 618), 0.90, -0.0148, 0.0247),  # scoreci.mp(25, 28, 618) of the R package PropCIs 0.3
     ],
 )
-def test_tangos_intervals_are_those_that_others_publish(
+def test_tango_interval_equals_published(
     case: tuple[int, int, int], confidence: float, low: float, high: float
 ) -> None:
     assert score_interval(*case, confidence=confidence) == (pytest.approx(low, abs=5e-5), pytest.approx(high, abs=5e-5))
 
 
-def test_the_unconditional_test_of_better_is_the_published_one() -> None:
+def test_superiority_p_equals_published() -> None:
     """floor(Cavo et al. 2012 / 10): 1 won, 0 lost of 14. contingencytables 3.0 prints the two-sided P = 0.542071, which
     has 0.0001 for the part of the chances that it leaves out. Its two sides are equal."""
     assert 2.0 * noninferiority_p(1, 0, 14, 0.0) == pytest.approx(0.542071 - 0.0001, abs=2e-6)
@@ -66,7 +65,7 @@ def test_the_unconditional_test_of_better_is_the_published_one() -> None:
 
 @pytest.mark.parametrize("n", [12, 40, 200])
 @pytest.mark.parametrize("alpha", [0.025, 0.05 / 30])
-def test_better_is_said_no_more_often_than_the_level_where_nothing_is(n: int, alpha: float) -> None:
+def test_superiority_keeps_level(n: int, alpha: float) -> None:
     """Every outcome is weighed, at discordances off the grid; the conditional test (McNemar) says it less often."""
     won, lost = np.repeat(np.arange(n + 1), n + 1), np.tile(np.arange(n + 1), n + 1)
     is_possible = won + lost <= n
@@ -85,13 +84,13 @@ def test_better_is_said_no_more_often_than_the_level_where_nothing_is(n: int, al
 
 
 @pytest.mark.parametrize("n", [1, 5, 100])
-def test_none_different_leaves_a_change_of_z2_over_n_plus_z2(n: int) -> None:
+def test_interval_without_differences_by_hand(n: int) -> None:
     """q = -Δ there, so T² = n Δ / (1 + Δ) = z² at Δ = -z² / (n + z²), z² = 3.8415: 0.434 for five problems."""
     low, high = score_interval(0, 0, n)
     assert (low, high) == (pytest.approx(-3.841459 / (n + 3.841459), abs=1e-6), -low)
 
 
-def test_all_won_or_all_lost_has_an_interval_too() -> None:
+def test_interval_of_all_won() -> None:
     """The end beyond is the edge of what can be; where all are lost the interval is mirrored."""
     low, high = score_interval(5, 0, 5)
     assert (0.0 < low < 0.5, high) == (True, 1.0)
@@ -99,20 +98,13 @@ def test_all_won_or_all_lost_has_an_interval_too() -> None:
 
 
 @pytest.mark.parametrize("case", [(2, 9, 44), (1, 0, 30), (0, 3, 12), (30, 20, 100), (7, 7, 14)])
-def test_the_ends_are_where_a_slow_score_statistic_is_rejected(case: tuple[int, int, int]) -> None:
+def test_interval_ends_equal_slow_score(case: tuple[int, int, int]) -> None:
     low, high = score_interval(*case, confidence=0.9)
     assert slow_score(*case, low) == pytest.approx(1.644854, abs=2e-3)
     assert slow_score(*case, high) == pytest.approx(-1.644854, abs=2e-3)
 
 
-@given(counts)
-@settings(deadline=None)
-def test_an_interval_holds_its_estimate_and_grows_with_confidence(case: tuple[int, int, int]) -> None:
-    narrow, wide = score_interval(*case, confidence=0.8), score_interval(*case, confidence=0.99)
-    assert -1.0 <= wide[0] <= narrow[0] <= (case[0] - case[1]) / case[2] <= narrow[1] <= wide[1] <= 1.0
-
-
-def test_of_two_problems_none_different_the_p_value_is_that_by_hand() -> None:
+def test_noninferiority_p_by_hand() -> None:
     """Margin ½, n = 2, T(0, 0): outcomes with T as high are (0, 0), (1, 0), (2, 0), (1, 1), that is all without a loss,
     and one won against one lost, which has change 0 too. P = (1 - q)² + 2 q (q - ½), largest at q = ½: ¼."""
     assert noninferiority_p(0, 0, 2, 0.5) == pytest.approx(0.25, abs=1e-6)
@@ -121,7 +113,7 @@ def test_of_two_problems_none_different_the_p_value_is_that_by_hand() -> None:
 @pytest.mark.parametrize(
     "case", [(0, 0, 30, 0.1), (2, 3, 25, 0.1), (5, 4, 40, 0.05), (1, 0, 12, 0.3), (0, 2, 20, 0.05)]
 )
-def test_the_p_value_is_the_largest_chance_of_what_is_as_good_or_better(case: tuple[int, int, int, float]) -> None:
+def test_noninferiority_p_equals_enumeration(case: tuple[int, int, int, float]) -> None:
     won, lost, n, margin = case
     places = [(w, b) for w in range(n + 1) for b in range(n + 1 - w)]
     reached = slow_score(won, lost, n, -margin) - 1e-4
@@ -132,13 +124,13 @@ def test_the_p_value_is_the_largest_chance_of_what_is_as_good_or_better(case: tu
     assert noninferiority_p(won, lost, n, margin) == pytest.approx(largest, rel=0.01)
 
 
-@pytest.mark.parametrize("alpha", [0.025, 0.05 / 6, 0.05 / 30])
-@pytest.mark.parametrize(("n", "margin"), [(5, 0.3), (12, 0.3), (30, 0.1), (80, 0.05), (80, 0.1)])
-def test_a_loss_of_exactly_the_margin_passes_no_more_often_than_the_level(n: int, margin: float, alpha: float) -> None:
+@pytest.mark.parametrize("alpha", [0.025, 0.05 / 30])
+@pytest.mark.parametrize(("n", "margin"), [(5, 0.3), (12, 0.3), (40, 0.1)])
+def test_loss_of_margin_keeps_level(n: int, margin: float, alpha: float) -> None:
     """Every outcome is weighed by its chance, at discordances off the grid of the test itself."""
     won = np.repeat(np.arange(n + 1), n + 1)
     lost = np.tile(np.arange(n + 1), n + 1)
-    passes = np.array([_fewest_won(b, n, margin, alpha) for b in range(n + 1)])
+    passes = np.array([fewest_won(b, n, margin, alpha) for b in range(n + 1)])
     is_passed = (won >= passes[lost]) & (won + lost <= n)
     levels = [
         float(chances(q, -margin, won[is_passed], lost[is_passed], n).sum())
@@ -148,7 +140,7 @@ def test_a_loss_of_exactly_the_margin_passes_no_more_often_than_the_level(n: int
     assert n < min_sample_size(margin, alpha) or max(levels) > 0.1 * alpha  # and it is not merely never passed
 
 
-def _fewest_won(lost: int, n: int, margin: float, alpha: float) -> int:
+def fewest_won(lost: int, n: int, margin: float, alpha: float) -> int:
     low, high = 0, n - lost + 1
     while low < high:
         middle = (low + high) // 2
@@ -156,28 +148,9 @@ def _fewest_won(lost: int, n: int, margin: float, alpha: float) -> int:
     return low if low <= n - lost else n + 1
 
 
-@pytest.mark.parametrize(
-    ("won", "lost", "n", "margin", "peak"),
-    [
-        (33, 28, 200, 0.05, 0.52152),
-        (16, 33, 300, 0.1, 0.5476),
-        (53, 45, 400, 0.03, 0.51048),
-        (56, 41, 250, 0.02, 0.50739),
-    ],
-)
-def test_no_narrow_peak_is_larger_than_the_p_value(won: int, lost: int, n: int, margin: float, peak: float) -> None:
-    """Chances that a fine grid found: one of 64 even steps of √ missed up to 5 % of them."""
-    first, second = (each.ravel() for each in np.meshgrid(np.arange(n + 1), np.arange(n + 1)))
-    possible = first + second <= n
-    first, second = first[possible], second[possible]
-    as_good = _score(first, second, n, -margin) >= float(_score(won, lost, n, -margin)) - 1e-9
-    largest = chances(peak, -margin, first[as_good], second[as_good], n).sum()
-    assert largest <= noninferiority_p(won, lost, n, margin) * 1.001
-
-
 @given(counts, st.sampled_from([0.0, 0.02, 0.1, 0.4]))
 @settings(deadline=None, max_examples=40)
-def test_more_lost_never_helps_and_more_won_never_hurts(case: tuple[int, int, int], margin: float) -> None:
+def test_p_value_is_monotone(case: tuple[int, int, int], margin: float) -> None:
     won, lost, n = case
     p_value = noninferiority_p(won, lost, n, margin)
     assert 0.0 <= p_value <= 1.0
@@ -189,7 +162,7 @@ def test_more_lost_never_helps_and_more_won_never_hurts(case: tuple[int, int, in
         )
 
 
-def test_five_problems_rule_out_nothing_and_none_lost_in_a_hundred_does() -> None:
+def test_min_sample_size_by_hand() -> None:
     """(1 - 0.05)^n <= 0.025 from n = 72 on: with fewer even a model that loses none may have lost 5 points."""
     assert min_sample_size(0.05, 0.025) == 72
     assert noninferiority_p(0, 0, 5, 0.05) > 0.7
@@ -197,7 +170,7 @@ def test_five_problems_rule_out_nothing_and_none_lost_in_a_hundred_does() -> Non
     assert noninferiority_p(0, 0, 100, 0.05) < 0.025
 
 
-def test_a_margin_of_all_is_passed_unless_all_were_lost() -> None:
+def test_margin_of_one_by_hand() -> None:
     assert (noninferiority_p(0, 4, 5, 1.0), noninferiority_p(0, 5, 5, 1.0)) == (0.0, 1.0)
 
 
@@ -225,7 +198,7 @@ def test_mcnemar_at_a_size_beyond_floats() -> None:
     assert 0.0 < mcnemar_p(1600, 1400) < 0.001
 
 
-def test_a_paired_difference_is_seen_where_two_separate_intervals_overlap() -> None:
+def test_paired_difference_by_hand() -> None:
     """40 problems, 20 right before; 8 more right now, none lost: +0.2, p = 2 / 2^8."""
     old = [1] * 20 + [0] * 20
     new = [1] * 28 + [0] * 12
@@ -237,7 +210,7 @@ def test_a_paired_difference_is_seen_where_two_separate_intervals_overlap() -> N
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30))
-def test_a_difference_turns_its_sign_with_its_sides(pairs: list[tuple[bool, bool]]) -> None:
+def test_paired_difference_is_antisymmetric(pairs: list[tuple[bool, bool]]) -> None:
     new, old = zip(*pairs, strict=True)
     there, back = paired_difference(new, old), paired_difference(old, new)
     assert there.p_value == back.p_value
@@ -245,23 +218,21 @@ def test_a_difference_turns_its_sign_with_its_sides(pairs: list[tuple[bool, bool
     assert there.difference.low == pytest.approx(-back.difference.high)
 
 
-def test_paired_intervals_cover_no_difference_as_often_as_they_say() -> None:
-    """Two systems, each right 60 % of the time, agreeing on most problems."""
-    generator = np.random.default_rng(1)
-    covered = rejected = 0
-    for _ in range(300):
-        old = generator.random(120) < 0.6
-        redrawn = generator.random(120) < 0.3
-        new = np.where(redrawn, generator.random(120) < 0.6, old)
-        paired = paired_difference(new, old)
-        covered += paired.difference.low <= 0.0 <= paired.difference.high
-        rejected += paired.p_value < 0.05
-    assert covered / 300 > 0.9
-    assert rejected / 300 < 0.08  # an exact test errs on the safe side
-
-
-def test_what_is_no_verdict_or_has_no_partner_is_refused() -> None:
+def test_unpaired_values_are_refused() -> None:
     with pytest.raises(DataError, match="neither 0 nor 1"):
         paired_difference([0.5], [1.0])
     with pytest.raises(DataError, match="2 values against 1"):
         paired_difference([1.0, 1.0], [1.0])
+
+
+@pytest.mark.parametrize(
+    ("case", "margin", "chance"),
+    [  # the largest chance of an outcome as good, from a fine grid: 64 even steps of √ missed up to 5 % of it
+        ((33, 28, 200), 0.05, 0.029868),
+        ((16, 33, 300), 0.1, 0.038209),
+        ((53, 45, 400), 0.03, 0.023486),
+        ((56, 41, 250), 0.02, 0.022754),
+    ],
+)
+def test_noninferiority_p_includes_narrow_peaks(case: tuple[int, int, int], margin: float, chance: float) -> None:
+    assert noninferiority_p(*case, margin) == pytest.approx(chance, rel=1e-3)

@@ -1,4 +1,4 @@
-"""Out of memory: everything is as if the micro-batches had been small from the start, to the last bit."""
+"""Out of memory: the result is that of smaller micro-batches from the start, bit for bit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ from tests.small_memory import room_for
 SAMPLES = strategies.random_samples(0, dtype=torch.float32, num_prompts=4, group_size=4)
 SEQUENCES = strategies.random_sequences(0, num_prompts=4, group_size=4)
 LONGEST = longest_of(SEQUENCES)
-WHERE = pytest.mark.parametrize("fails", ["forward", "backward"])
 
 
 def make_learner(kind: str, *, tokens: int) -> Learner:
@@ -61,9 +60,10 @@ def make_learner(kind: str, *, tokens: int) -> Learner:
     return Learner(policy, critic, algorithm=learners.ALGORITHMS[name], config=config)
 
 
-@WHERE
-@pytest.mark.parametrize("kind", ["grpo", "gspo", "ppo", "ppo head"])
-def test_an_update_that_runs_out_of_memory_is_the_update_with_small_micro_batches(
+@pytest.mark.parametrize(
+    ("kind", "fails"), [("grpo", "forward"), ("gspo", "backward"), ("ppo", "backward"), ("ppo shared", "forward")]
+)
+def test_oom_update_equals_small_micro_batches(
     kind: str, fails: Literal["forward", "backward"], caplog: pytest.LogCaptureFixture
 ) -> None:
     squeezed = make_learner(kind, tokens=400)
@@ -84,7 +84,7 @@ def test_an_update_that_runs_out_of_memory_is_the_update_with_small_micro_batche
         assert str(ours.state_dict()) == str(theirs.state_dict())
 
 
-def test_where_a_single_sequence_does_not_fit_the_message_says_what_to_set() -> None:
+def test_error_if_one_sequence_does_not_fit() -> None:
     learner = make_learner("grpo", tokens=400)
     before = weights_of(learner.policy)
     with (
@@ -96,7 +96,7 @@ def test_where_a_single_sequence_does_not_fit_the_message_says_what_to_set() -> 
     assert torch.equal(weights_of(learner.policy), before)
 
 
-def test_a_resumed_run_begins_with_what_was_found(tmp_path: Path) -> None:
+def test_resumed_run_keeps_smaller_budget(tmp_path: Path) -> None:
     learner = make_learner("grpo", tokens=400)
     with room_for(learner.policy, LONGEST + 20):
         learner.update(SAMPLES, seed=0)
@@ -124,7 +124,7 @@ PASSES: dict[str, Callable[[ScalarHeadModel, int], Any]] = {
 
 
 @pytest.mark.parametrize("name", PASSES)
-def test_a_scoring_pass_is_done_again_in_smaller_batches(name: str) -> None:
+def test_scoring_pass_retries_smaller(name: str) -> None:
     model = scalar_model()
     with room_for(model.backbone, LONGEST) as tried:
         found = PASSES[name](model, 400)
@@ -135,8 +135,7 @@ def test_a_scoring_pass_is_done_again_in_smaller_batches(name: str) -> None:
         PASSES[name](model, 400)
 
 
-@WHERE
-def test_sft_goes_on_in_smaller_micro_batches(fails: Literal["forward", "backward"]) -> None:
+def test_sft_retries_smaller() -> None:
     demonstrations = [Demonstration(sequence=one, loss_mask=(True,) * len(one.completion_ids)) for one in SEQUENCES]
 
     def trained(model: Any, tokens: int) -> list[Any]:
@@ -147,17 +146,14 @@ def test_sft_goes_on_in_smaller_micro_batches(fails: Literal["forward", "backwar
         return [*reports, weights_of(model).tolist()]
 
     squeezed = strategies.tiny_llama()
-    with room_for(squeezed, LONGEST, fails=fails) as tried:
+    with room_for(squeezed, LONGEST, fails="backward") as tried:
         found = trained(squeezed, 400)
     assert max(tried) > LONGEST
     assert found == trained(strategies.tiny_llama(), LONGEST)
 
 
-@WHERE
-@pytest.mark.parametrize("is_adapter", [False, True])
-def test_a_reward_model_goes_on_in_smaller_micro_batches(
-    is_adapter: bool, fails: Literal["forward", "backward"]
-) -> None:
+@pytest.mark.parametrize(("is_adapter", "fails"), [(False, "forward"), (True, "backward")])
+def test_reward_model_retries_smaller(is_adapter: bool, fails: Literal["forward", "backward"]) -> None:
     pairs = [
         TokenPair(set_id=str(i), prompt_ids=one.prompt_ids, chosen_ids=one.completion_ids, rejected_ids=(5, 6, 7))
         for i, one in enumerate(SEQUENCES)
@@ -187,15 +183,11 @@ def test_a_reward_model_goes_on_in_smaller_micro_batches(
     # Halved until it fits: the same as if that had been set.
     budget = 400
     while budget > room:
-        budget = max(longest_of([side for pair in pairs for side in _sides(pair)]), budget // 2)
+        budget = max(longest_of([side for pair in pairs for side in pair.sides]), budget // 2)
     assert found == trained(budget, 10_000)[0]
 
 
-def _sides(pair: TokenPair) -> list[Any]:
-    return list(pair.sides)
-
-
-def test_the_budget_is_halved_and_ends_at_the_longest_sequence() -> None:
+def test_budget_is_halved_down_to_longest_sequence() -> None:
     tried: list[int] = []
 
     def attempt(tokens: int) -> str:
@@ -210,7 +202,7 @@ def test_the_budget_is_halved_and_ends_at_the_longest_sequence() -> None:
         retry_smaller(attempt, 100, longest=10)
 
 
-def test_other_errors_are_no_affair_of_it() -> None:
+def test_other_errors_are_raised() -> None:
     def attempt(tokens: int) -> None:
         raise RuntimeError("another")
 
@@ -218,7 +210,7 @@ def test_other_errors_are_no_affair_of_it() -> None:
         retry_smaller(attempt, 100, longest=1)
 
 
-def test_moments_that_do_not_fit_cannot_be_cut_and_the_message_says_what_to_set() -> None:
+def test_error_if_moments_do_not_fit() -> None:
     learner = make_learner("grpo", tokens=400)
 
     def full(*_: Any) -> None:
@@ -232,7 +224,7 @@ def test_moments_that_do_not_fit_cannot_be_cut_and_the_message_says_what_to_set(
     assert torch.equal(weights_of(learner.policy), before)
 
 
-def test_one_of_several_ranks_does_not_try_again_by_itself() -> None:
+def test_single_rank_does_not_retry() -> None:
     tried = []
 
     @oom_retry

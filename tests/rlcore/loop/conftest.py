@@ -25,7 +25,6 @@ from tests import strategies
 SHAPE = ShapeConfig(hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=16, max_positions=128)
 QUESTIONS = {f"{a}+{b}": str(a + b) for a, b in [(1, 1), (1, 2), (2, 2), (2, 3), (3, 3), (3, 4)]}
 ANSWERS = ("right", "wrong", "no")
-
 Script = Mapping[str, Sequence[str]]
 MakeComponents = Callable[..., Components]
 

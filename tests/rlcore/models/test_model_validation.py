@@ -1,4 +1,4 @@
-"""Folders of models that somebody else made: each fault is refused with its reason, and none hangs or ends raw."""
+"""Folders of foreign models: each fault is refused with its reason, and none hangs or ends in a traceback."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_no_configuration_chooses_the_attention(damaged: Path, tmp_path: Path, k
     assert model.config._attn_implementation == TREE_ATTENTION
 
 
-def test_a_sound_folder_is_looked_at_and_let_through(checkpoint: Path) -> None:
+def test_valid_folder_passes(checkpoint: Path) -> None:
     assert validate_model_dir(checkpoint).num_hidden_layers == 2
 
 
@@ -205,9 +205,4 @@ def test_every_configuration_that_transformers_ships_is_let_through(
 )
 def test_a_large_number_that_is_no_count_of_layers_is_let_through(damaged: Path, key: str) -> None:
     configure(**{key: 262_144})(damaged)
-    assert read_config(damaged, local_files_only=True).num_hidden_layers == 2
-
-
-def test_a_frequency_may_be_any_number(damaged: Path) -> None:
-    configure(rope_theta=10**12)(damaged)
     assert read_config(damaged, local_files_only=True).num_hidden_layers == 2

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -283,18 +286,24 @@ ARCHITECTURES = (
 # fmt: on
 
 
-def make(architecture: Architecture) -> PreTrainedModel:
-    """Random weights, with biases and the scales of norms moved away from 0 and 1."""
-    settings = {key: value for key, value in {**COMMON, **architecture.settings}.items() if value is not None}
+@cache
+def _made(model_type: str, settings: str) -> PreTrainedModel:
+    """A model with biases and scales of norms away from 0 and 1, from settings in JSON."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture.model_type, **settings))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **json.loads(settings)))
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim == 1 or "bias" in name:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
     return model.eval()
+
+
+def make(architecture: Architecture) -> PreTrainedModel:
+    """Random weights: a copy of a model that is made once for all tests."""
+    settings = {key: value for key, value in {**COMMON, **architecture.settings}.items() if value is not None}
+    return copy.deepcopy(_made(architecture.model_type, json.dumps(settings)))
 
 
 def table() -> str:

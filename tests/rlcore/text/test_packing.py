@@ -1,4 +1,4 @@
-"""Packing: every completion token once, beside its predictor, under the budget; nothing masked by its value."""
+"""Packing: every completion token once, after its own context, within the budget."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.text.packing import (
@@ -48,7 +48,7 @@ def context_of(batch: PackedBatch, position: int) -> list[int]:
     return tokens
 
 
-def test_a_family_shares_its_prompt_in_one_row() -> None:
+def test_family_shares_prompt() -> None:
     (batch,) = pack(FAMILY, tokens_per_microbatch=100)
     assert batch.token_ids.tolist() == [[7, 8, 9, 1, 2, 3, 4, 5]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 3, 4, 5]]
@@ -61,7 +61,7 @@ def test_a_family_shares_its_prompt_in_one_row() -> None:
     assert batch.num_tokens == 5
 
 
-def test_a_completion_sees_the_prompt_and_itself_but_not_its_sibling() -> None:
+def test_completion_does_not_see_sibling() -> None:
     mask = tree_mask(torch.tensor([[0, 1, 2, 2, -1]]))[0, 0]
     assert mask.int().tolist() == [
         [1, 0, 0, 0, 0],
@@ -72,58 +72,38 @@ def test_a_completion_sees_the_prompt_and_itself_but_not_its_sibling() -> None:
     ]
 
 
-@settings(max_examples=40)
 @given(sequences=sequence_lists(), budget=st.integers(1, 60))
-def test_every_completion_token_is_scored_once_after_exactly_its_own_context(
-    sequences: list[TokenSequence], budget: int
-) -> None:
-    scored = []
+def test_every_token_is_scored_once_after_its_context(sequences: list[TokenSequence], budget: int) -> None:
+    scored, ended = [], []
     for batch in pack(sequences, tokens_per_microbatch=budget):
+        assert batch.token_ids.numel() <= budget or len(batch.sequences) == 1
         columns = (batch.sequence_index, batch.token_index, batch.predictors, batch.targets)
         for number, place, predictor, target in zip(*(column.tolist() for column in columns), strict=True):
             sequence = sequences[number]
             assert target == sequence.completion_ids[place]
             assert context_of(batch, predictor) == [*sequence.prompt_ids, *sequence.completion_ids[:place]]
             scored.append((number, place))
+        for number, position in zip(batch.sequences.tolist(), batch.last_positions.tolist(), strict=True):
+            assert context_of(batch, position) == [*sequences[number].prompt_ids, *sequences[number].completion_ids]
+            ended.append(number)
+    assert sorted(ended) == list(range(len(sequences)))
     assert sorted(scored) == [(i, t) for i, s in enumerate(sequences) for t in range(len(s.completion_ids))]
 
 
-@settings(max_examples=40)
-@given(sequences=sequence_lists(), budget=st.integers(1, 60))
-def test_the_last_position_of_a_sequence_sees_all_of_it_and_nothing_else(
-    sequences: list[TokenSequence], budget: int
-) -> None:
-    seen = []
-    for batch in pack(sequences, tokens_per_microbatch=budget):
-        for number, position in zip(batch.sequences.tolist(), batch.last_positions.tolist(), strict=True):
-            assert context_of(batch, position) == [*sequences[number].prompt_ids, *sequences[number].completion_ids]
-            seen.append(number)
-    assert sorted(seen) == list(range(len(sequences)))
-
-
-@settings(max_examples=40)
-@given(sequences=sequence_lists(), budget=st.integers(1, 60))
-def test_a_micro_batch_keeps_the_budget_unless_it_is_a_single_sequence(
-    sequences: list[TokenSequence], budget: int
-) -> None:
-    for batch in pack(sequences, tokens_per_microbatch=budget):
-        assert batch.token_ids.numel() <= budget or len(batch.sequences) == 1
-
-
-def test_micro_batches_are_as_few_as_the_budget_allows_and_evenly_filled() -> None:
+def test_micro_batches_are_few_and_even() -> None:
     sequences = [TokenSequence(prompt_ids=(number, 7), completion_ids=(1, 2, 3)) for number in range(4)]
     shapes = [tuple(batch.token_ids.shape) for batch in pack(sequences, tokens_per_microbatch=15)]
     assert shapes == [(2, 5), (2, 5)]  # and not three rows, then one
 
 
-def test_a_family_beyond_the_budget_is_split_into_several_trees() -> None:
+def test_large_family_is_split() -> None:
     # 3 prompt tokens, then 2 + 3 + 2 + 3 + 2 + 3 completion tokens: pairs of 5 fill a row of 9.
     batches = pack(FAMILY * 3, tokens_per_microbatch=9)
     assert [batch.token_ids.tolist() for batch in batches] == [[[*PROMPT, 1, 2, 3, 4, 5]]] * 3
     assert [batch.sequences.tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_the_end_of_sequence_token_is_an_action_even_where_it_is_the_padding_id() -> None:
+def test_eos_counts_even_if_it_is_padding() -> None:
     # A tokenizer whose end of sequence is also its padding: a mask made by value would drop the token that stops.
     end = 2
     sequences = [
@@ -137,17 +117,17 @@ def test_the_end_of_sequence_token_is_an_action_even_where_it_is_the_padding_id(
 @pytest.mark.parametrize(
     "bad", [TokenSequence(prompt_ids=(), completion_ids=(1,)), TokenSequence(prompt_ids=(1,), completion_ids=())]
 )
-def test_an_empty_prompt_or_completion_is_refused(bad: TokenSequence) -> None:
+def test_empty_prompt_or_completion_is_refused(bad: TokenSequence) -> None:
     with pytest.raises(ValueError, match="sequence 1 has an empty prompt or completion"):
         pack([FAMILY[0], bad], tokens_per_microbatch=10)
 
 
-def test_a_batch_moves_to_another_device_as_a_whole() -> None:
+def test_batch_moves_to_device() -> None:
     batch = pack(strategies.random_sequences(0), tokens_per_microbatch=30)[0].to(torch.device("meta"))
     assert {getattr(batch, name).device.type for name in PackedBatch.__slots__} == {"meta"}
 
 
-def test_a_completion_a_row_where_rows_cannot_be_trees() -> None:
+def test_one_completion_per_row_without_sharing() -> None:
     (batch,) = pack(FAMILY, tokens_per_microbatch=100, share_prompts=False)
     assert batch.token_ids.tolist() == [[7, 8, 9, 3, 4, 5], [7, 8, 9, 1, 2, 0]]
     assert batch.sequences.tolist() == [1, 0]
@@ -155,7 +135,7 @@ def test_a_completion_a_row_where_rows_cannot_be_trees() -> None:
     assert pack(FAMILY, tokens_per_microbatch=100)[0].shares_prompts
 
 
-def test_rows_are_padded_to_the_widths_that_are_asked_for_within_the_budget() -> None:
+def test_rows_are_padded_to_widths() -> None:
     widths = Widths(multiple=4, minimum=8)
     assert [widths.of(length) for length in (1, 8, 9, 12, 13)] == [8, 8, 12, 12, 16]
     alone = {"share_prompts": False, "widths": widths}
@@ -163,7 +143,7 @@ def test_rows_are_padded_to_the_widths_that_are_asked_for_within_the_budget() ->
     assert [batch.token_ids.shape for batch in pack(FAMILY, tokens_per_microbatch=15, **alone)] == [(1, 8), (1, 8)]
 
 
-def test_a_window_counts_places_in_the_own_sequence() -> None:
+def test_window_counts_positions_of_own_sequence() -> None:
     # p0 p1 | a2 a3 | b2 b3 | padding: the place of b2 is 2, though it stands fifth in the row.
     segment = torch.tensor([[0, 0, 1, 1, 2, 2, -1]])
     assert tree_positions(segment)[0, :6].tolist() == [0, 1, 2, 3, 2, 3]
@@ -179,7 +159,7 @@ def test_a_window_counts_places_in_the_own_sequence() -> None:
 
 
 @given(sequence_lists(), st.integers(1, 5), st.integers(1, 30), st.booleans())
-def test_every_sequence_is_dealt_to_one_rank(
+def test_every_sequence_goes_to_one_rank(
     sequences: list[TokenSequence], ranks: int, budget: int, share_prompts: bool
 ) -> None:
     dealt = split_across_ranks(sequences, ranks, tokens_per_microbatch=budget, share_prompts=share_prompts)
@@ -188,13 +168,13 @@ def test_every_sequence_is_dealt_to_one_rank(
     assert all(numbers == sorted(numbers) for numbers in dealt)
 
 
-def test_the_longest_tree_is_dealt_first_and_each_to_who_has_the_fewest_tokens() -> None:
+def test_longest_tree_goes_first() -> None:
     # Trees of 9, 6, 5 and 4 tokens: 9 | 6, then 5 to the second (11), and 4 to the first (13).
     sequences = [TokenSequence(prompt_ids=(n,), completion_ids=(1,) * length) for n, length in enumerate((3, 8, 4, 5))]
     assert split_across_ranks(sequences, 2, tokens_per_microbatch=100) == [[0, 1], [2, 3]]
 
 
-def test_a_prompt_with_more_than_a_fair_share_is_dealt_apart() -> None:
+def test_oversized_prompt_is_split_over_ranks() -> None:
     sequences = [TokenSequence(prompt_ids=(1,), completion_ids=(2,) * 10) for _ in range(4)]
     assert [len(numbers) for numbers in split_across_ranks(sequences, 2, tokens_per_microbatch=1000)] == [2, 2]
 
@@ -216,7 +196,7 @@ def groups_of_eight(seed: int) -> list[TokenSequence]:
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 16])
-def test_of_64_groups_no_rank_has_5_percent_more_than_its_share_on_average(ranks: int) -> None:
+def test_ranks_are_balanced(ranks: int) -> None:
     """Over five draws of lengths; docs/scaling.md has the figures."""
     above = []
     for seed in range(5):
@@ -227,7 +207,7 @@ def test_of_64_groups_no_rank_has_5_percent_more_than_its_share_on_average(ranks
     assert sum(above) / len(above) <= 0.05
 
 
-def test_an_empty_batch_has_a_token_and_asks_nothing() -> None:
+def test_empty_batch() -> None:
     batch = empty(Widths(multiple=4, minimum=8))
     assert batch.token_ids.shape == (1, 8)
     assert batch.segment.tolist() == [[0] + [-1] * 7]

@@ -1,10 +1,12 @@
-"""Text to tokens and back: control tokens come from the template alone, and a completion ends with its EOS id."""
+"""Text to tokens and back: no text becomes a control token, and a completion ends with its EOS id."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,13 @@ from tokenizers import normalizers
 
 from rlcore.errors import ModelError
 from rlcore.models.scratch import CHAT_TEMPLATE, make_tokenizer
+from rlcore.text.text_parts import Part
+from rlcore.text.token_counts import encode_all, max_prompt_tokens, max_text_tokens, prompt_lengths
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
+from tests.chat_shapes import KINDS, SHAPES, Shape, library_ids, load_tokenizer, words_alone
 
 START, END = 0, 1  # <|im_start|>, <|im_end|>
-GENERATION_PROMPT = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 
 
 def user(text: str) -> Message:
@@ -40,7 +44,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
     return ChatTokenizer.load(write(tmp_path_factory.mktemp("tokenizer")))
 
 
-def test_a_prompt_is_the_template_with_the_messages_in_it(tokenizer: ChatTokenizer) -> None:
+def test_prompt_by_hand(tokenizer: ChatTokenizer) -> None:
     ids = tokenizer.render_prompt([user("3+4")])
     text = tokenizer.hf_tokenizer.decode(list(ids), skip_special_tokens=False)
     assert text == "<|im_start|>user\n3+4<|im_end|>\n<|im_start|>assistant\n"
@@ -50,7 +54,7 @@ def test_a_prompt_is_the_template_with_the_messages_in_it(tokenizer: ChatTokeniz
     assert len(ids) == 11
 
 
-def test_a_demonstration_is_the_sampling_prompt_and_an_answer_that_ends_with_its_eos(
+def test_demonstration_by_hand(
     tokenizer: ChatTokenizer,
 ) -> None:
     prompt_ids, completion_ids = tokenizer.render_demonstration([user("3+4")], "#### 7")
@@ -60,7 +64,7 @@ def test_a_demonstration_is_the_sampling_prompt_and_an_answer_that_ends_with_its
     assert tokenizer.decode(completion_ids) == "#### 7"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(texts=st.lists(st.text() | st.sampled_from(["<|im_end|>", "x<|im_start|>system\n<|im_end|>"]), min_size=1))
 def test_no_text_of_a_user_becomes_a_control_token(tokenizer: ChatTokenizer, texts: list[str]) -> None:
     messages = [Message(role="user" if i % 2 == 0 else "assistant", content=text) for i, text in enumerate(texts)]
@@ -70,37 +74,29 @@ def test_no_text_of_a_user_becomes_a_control_token(tokenizer: ChatTokenizer, tex
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_every_text_comes_back_from_its_tokens(tokenizer: ChatTokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_control_tokens_that_the_tokenizer_has_no_role_for_are_guarded_too(tmp_path: Path) -> None:
+def test_added_control_token_is_guarded(tmp_path: Path) -> None:
     tokenizer = ChatTokenizer.load(write(tmp_path, special=("<tool>",)))
     assert "<tool>" in tokenizer.special_tokens
     assert tokenizer.special_tokens["<tool>"] not in tokenizer.encode("a <tool> b")
     assert tokenizer.vocabulary_size == 256 + 2 + 4 + 1
 
 
-def test_every_eos_id_counts(tmp_path: Path) -> None:
+def test_all_eos_ids_are_read(tmp_path: Path) -> None:
     assert ChatTokenizer.load(write(tmp_path, eos=[7, 9])).eos_ids == (7, 9, END)
 
 
-def test_the_eos_id_of_the_model_configuration_counts_where_generation_has_none(tmp_path: Path) -> None:
+def test_eos_id_of_model_configuration_is_read(tmp_path: Path) -> None:
     write(tmp_path, eos=None)
     (tmp_path / "config.json").write_text('{"eos_token_id": 5, "model_type": "llama"}', encoding="utf-8")
     assert ChatTokenizer.load(tmp_path).eos_ids == (5, END)
 
 
-def test_a_model_that_declares_no_eos_id_is_refused(tmp_path: Path) -> None:
-    backend = make_tokenizer(max_positions=256)
-    backend.eos_token = None
-    backend.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="no EOS token"):
-        ChatTokenizer.load(tmp_path)
-
-
-def test_a_template_that_trims_texts_is_followed(tmp_path: Path) -> None:
+def test_trimming_template_is_followed(tmp_path: Path) -> None:
     trimming = CHAT_TEMPLATE.replace("message['content']", "message['content'] | trim")
     tokenizer = ChatTokenizer.load(write(tmp_path, template=trimming))
     assert tokenizer.render_prompt([user("  3+4\n")]) == tokenizer.render_prompt([user("3+4")])
@@ -118,7 +114,7 @@ def test_a_template_that_trims_texts_is_followed(tmp_path: Path) -> None:
         ("{% for message in messages %}", "refuses a conversation"),
     ],
 )
-def test_a_template_that_would_spoil_training_is_refused(tmp_path: Path, template: str | None, complaint: str) -> None:
+def test_unusable_template_is_refused(tmp_path: Path, template: str | None, complaint: str) -> None:
     write(tmp_path, template=template)
     with pytest.raises(ModelError, match=complaint) as caught:
         ChatTokenizer.load(tmp_path)
@@ -126,7 +122,7 @@ def test_a_template_that_would_spoil_training_is_refused(tmp_path: Path, templat
     assert caught.value.where
 
 
-def test_a_conversation_that_the_template_refuses_is_a_clear_error(tmp_path: Path) -> None:
+def test_conversation_refused_by_template(tmp_path: Path) -> None:
     no_system = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
     tokenizer = ChatTokenizer.load(write(tmp_path, template=no_system + CHAT_TEMPLATE))
     with pytest.raises(ModelError, match="system, user: no system role"):
@@ -142,7 +138,7 @@ EMPTY_THOUGHT = PREFILLING.replace(
 
 
 @pytest.mark.parametrize("template", [PREFILLING, EMPTY_THOUGHT])
-def test_a_prefilled_thought_is_found_and_is_part_of_the_prompt(tmp_path: Path, template: str) -> None:
+def test_prefilled_thought_is_part_of_prompt(tmp_path: Path, template: str) -> None:
     tokenizer = ChatTokenizer.load(write(tmp_path, template=template))
     assert tokenizer.prefill == "<think>\n"
     prompt_ids, completion_ids = tokenizer.render_demonstration([user("3+4")], "<think>\nEasy.</think>7")
@@ -152,47 +148,192 @@ def test_a_prefilled_thought_is_found_and_is_part_of_the_prompt(tmp_path: Path, 
         tokenizer.render_demonstration([user("3+4")], "7")
 
 
-def test_an_ordinary_template_prefills_nothing(tokenizer: ChatTokenizer) -> None:
-    assert tokenizer.prefill == ""
-
-
-def test_a_tokenizer_that_loses_letters_is_refused(tmp_path: Path) -> None:
-    backend = make_tokenizer(max_positions=256)
-    backend.backend_tokenizer.normalizer = normalizers.Lowercase()
-    backend.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="does not survive"):
-        ChatTokenizer.load(tmp_path)
-
-
-def test_a_folder_without_a_tokenizer_is_a_clear_error(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
-    with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
-        ChatTokenizer.load(tmp_path)
-
-
-def test_a_folder_without_the_tokenizer_s_configuration_is_told_which_files_may_hold_a_template(tmp_path: Path) -> None:
-    write(tmp_path)
-    for name in ("tokenizer_config.json", "chat_template.jinja"):
-        (tmp_path / name).unlink()
-    with pytest.raises(ModelError, match=r"has no chat_template\.jinja and no tokenizer_config\.json"):
-        ChatTokenizer.load(tmp_path)
-
-
-def test_a_damaged_tokenizer_is_a_clear_error(tmp_path: Path) -> None:
-    path = write(tmp_path) / "tokenizer.json"
-    path.write_text(path.read_text(encoding="utf-8")[:500], encoding="utf-8")
-    with pytest.raises(ModelError, match="tokenizer cannot be loaded"):
-        ChatTokenizer.load(tmp_path)
-
-
-def test_a_damaged_generation_configuration_is_a_clear_error(tmp_path: Path) -> None:
-    (write(tmp_path) / "generation_config.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ModelError, match="not valid JSON"):
-        ChatTokenizer.load(tmp_path)
-
-
-def test_tokenizers_are_the_same_where_texts_become_the_same_ids_and_completions_end_alike(
+def test_is_same_as(
     tokenizer: ChatTokenizer,
 ) -> None:
     assert tokenizer.is_same_as(tokenizer)
     assert not tokenizer.is_same_as(dataclasses.replace(tokenizer, eos_ids=(*tokenizer.eos_ids, 0)))
+
+
+BLANKS = st.sampled_from(["", " ", "  ", "\n", "\n\n", "\t", " \n "])
+WORDS = st.sampled_from(
+    ["a", "42", "(b)", "What is 12 + 30?", "naïve", "漢字 🙂", "- one\n- two", "it's", "]", "x = 7"]
+)
+TEXTS = st.lists(WORDS | BLANKS, min_size=1, max_size=5).map("".join).filter(str.strip)
+
+
+@pytest.fixture(scope="module", params=[(kind, name) for kind in KINDS for name in SHAPES], ids=str)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ChatTokenizer, Shape]:
+    kind, name = request.param
+    return load_tokenizer(tmp_path_factory.mktemp("made"), kind, SHAPES[name]), SHAPES[name]
+
+
+def says_no_date(tokenizer: ChatTokenizer) -> bool:
+    return "strftime_now" not in str(tokenizer.hf_tokenizer.chat_template)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=3)
+@given(texts=st.lists(TEXTS, min_size=1, max_size=5).filter(lambda texts: len(texts) % 2 == 1))
+def test_prompt_equals_apply_chat_template(case: tuple[ChatTokenizer, Shape], texts: list[str]) -> None:
+    tokenizer, _ = case
+    turns = [(("user", "assistant")[place % 2], text) for place, text in enumerate(texts)]
+    ours = tokenizer.render_prompt([Message(role=role, content=text) for role, text in turns])  # type: ignore[arg-type]
+    if says_no_date(tokenizer):
+        assert ours == library_ids(tokenizer, turns, is_prompt=True)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=2)
+@given(text=TEXTS, data=st.data())
+def test_control_words_of_users_stay_text(case: tuple[ChatTokenizer, Shape], text: str, data: st.DataObject) -> None:
+    tokenizer, shape = case
+    words = data.draw(st.lists(st.sampled_from([*shape.controls, text]), min_size=1, max_size=4))
+    hostile = f"a{text.join(words)}b"
+    plain, ids = (tokenizer.render_prompt([Message(role="user", content=each)]) for each in ("a", hostile))
+    controls = frozenset(tokenizer.special_tokens.values())
+    assert Counter(filter(controls.__contains__, ids)) == Counter(filter(controls.__contains__, plain))
+    assert hostile in tokenizer.spell(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_encode_all_equals_encode(kind: str, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tmp_path, kind, SHAPES["ChatML"])
+    tokenizer.hf_tokenizer.backend_tokenizer.enable_truncation(2)  # of a call before, or of the file
+    tokenizer.hf_tokenizer.backend_tokenizer.enable_padding()
+    texts = ["", " a", "What is 12 + 30?", "naïve 漢字 🙂", "- one\n\n- two ", "a<|im_end|>b"] * 5
+    found = tokenizer.encoder.encode_all([[Part(text, "other")] for text in texts])
+    assert found == [tokenizer.encode(text) for text in texts]
+    assert [tuple(ids) for ids in encode_all(tokenizer, texts)] == found
+
+
+def test_private_characters_make_no_control_token(tmp_path: Path) -> None:
+    """The names that control tokens have meanwhile are of such characters."""
+    tokenizer = load_tokenizer(tmp_path, "byte-level", SHAPES["ChatML"])
+    text = "\U000f00000\U000f0000 <|im_end|>\U000f00011\U000f0001"
+    ids = tokenizer.encode(text)
+    assert tokenizer.decode(ids) == text
+    assert not set(ids) & set(tokenizer.special_tokens.values())
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"), [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<answer>", "</answer>")]
+)
+def test_special_marks_stay_in_decoded_text(begin: str, end: str, tmp_path: Path) -> None:
+    chatml = SHAPES["ChatML"]
+    tokenizer = load_tokenizer(
+        tmp_path, "byte-level", Shape(chatml.template, (*chatml.controls, begin, end), chatml.eos)
+    )
+    marks = {tokenizer.encoder.controls[each] for each in (begin, end)}
+    prompt, answer = tokenizer.render_demonstration([Message(role="user", content=f"{begin}?")], f"{begin}Hm{end}7")
+    assert tokenizer.decode(answer) == f"{begin}Hm{end}7"
+    assert marks <= set(answer)
+    assert not marks & set(prompt)  # a person's are text
+    assert end not in tokenizer.special_tokens
+
+
+def test_unspellable_text_is_refused(tokenizer: ChatTokenizer) -> None:
+    encoder = words_alone()
+    assert encoder.encode([Part("<end>", "template"), Part(" seven ", "other")]) == (3, 2)
+    with pytest.raises(ModelError, match=r"reads plain text as the control tokens \[0\]: ' septillion'"):
+        encoder.encode([Part(" septillion", "other")])
+    with pytest.raises(
+        ModelError, match=r"reads plain text as the control tokens \[0\]"
+    ):  # it has no letters to spell that with
+        encoder.encode([Part("<end>", "other")])
+    broken = dataclasses.replace(tokenizer, encoder=encoder)
+    with pytest.raises(ModelError, match="reads plain text as the control tokens"):
+        encode_all(broken, ["seven", "septillion"])
+
+
+def test_empty_texts_have_no_tokens(tmp_path: Path) -> None:
+    encoder = load_tokenizer(tmp_path, "byte-level", SHAPES["ChatML"]).encoder
+    assert encoder.encode_all([]) == []
+    assert encoder.encode([Part("", "other")]) == ()
+
+
+TURNS = st.lists(
+    st.tuples(st.sampled_from(["user", "assistant"]), st.text(st.characters(exclude_categories=["Cs"]), max_size=20)),
+    min_size=1,
+    max_size=4,
+).map(lambda turns: [Message(role=role, content=text) for role, text in turns])
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(conversations=st.lists(TURNS, max_size=5))
+def test_prompt_lengths_and_bounds(tokenizer: ChatTokenizer, conversations: list[list[Message]]) -> None:
+    lengths = prompt_lengths(tokenizer, conversations)
+    assert lengths == [len(tokenizer.render_prompt(messages)) for messages in conversations]
+    bounds = max_prompt_tokens(tokenizer, conversations)
+    assert all(bound >= length for bound, length in zip(bounds, lengths, strict=True))
+
+
+def test_bound_holds_for_growing_normalizer(tmp_path: Path) -> None:
+    backend = make_tokenizer(max_positions=256)
+    backend.backend_tokenizer.normalizer = normalizers.NFKD()
+    backend.save_pretrained(tmp_path)
+    tokenizer = ChatTokenizer.load(tmp_path)
+    text = "\ufdfa" * 7  # three bytes, which compatibility writes out as 18 letters
+    assert len(tokenizer.encode(text)) > 3 * len(text.encode())
+    assert max_text_tokens(tokenizer, text) >= len(tokenizer.encode(text))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bound_holds_for_ascii(kind: str, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tmp_path, kind, SHAPES["ChatML"])
+    for text in ("1+2=3;4*5", "a b  c\n\n", "(b)[c]{d}<e>", "".join(map(chr, range(1, 127))), ".,;:" * 20):
+        assert max_text_tokens(tokenizer, text) >= len(tokenizer.encode(text))
+    tight = max_text_tokens(tokenizer, "x" * 100) < 200
+    assert tight == kind.startswith("byte-level")
+
+
+def test_one_bad_conversation_is_an_error(tmp_path: Path) -> None:
+    refusing = "{% if 'bad' in messages[0]['content'] %}{{ raise_exception('no') }}{% endif %}" + CHAT_TEMPLATE
+    rewriting = CHAT_TEMPLATE.replace("message['content']", "message['content'].replace('bad', 'good')")
+    for name, template in (("refusing", refusing), ("rewriting", rewriting)):
+        (tmp_path / name).mkdir()
+        tokenizer = ChatTokenizer.load(write(tmp_path / name, template=template))
+        fine, bad = [user("fine")], [user("bad")]
+        assert len(max_prompt_tokens(tokenizer, [fine, fine])) == 2
+        with pytest.raises(ModelError, match=r"the chat template (refuses|rewrites)"):
+            max_prompt_tokens(tokenizer, [fine, bad])
+
+
+def test_every_private_character_in_a_text_leaves_names_for_control_tokens(tmp_path: Path) -> None:
+    """Control tokens are renamed meanwhile: to names that no text can hold, even one of all private characters."""
+    shape = SHAPES["ChatML"]
+    tokenizer = load_tokenizer(tmp_path, "byte-level", shape)
+    private = "".join(map(chr, range(0xF0000, 0x110000)))
+    ids = tokenizer.encode(f"a{shape.controls[0]}b{private}")
+    assert not set(ids) & set(tokenizer.special_tokens.values())
+
+
+def without_eos(folder: Path) -> None:
+    backend = make_tokenizer(max_positions=256)
+    backend.eos_token = None
+    backend.save_pretrained(folder)
+    (folder / "generation_config.json").unlink()
+
+
+def lowercase(folder: Path) -> None:
+    backend = make_tokenizer(max_positions=256)
+    backend.backend_tokenizer.normalizer = normalizers.Lowercase()
+    backend.save_pretrained(folder)
+
+
+FAULTS: list[tuple[Callable[[Path], object], str]] = [
+    (without_eos, "no EOS token"),
+    (lowercase, "does not survive"),
+    (lambda folder: (folder / "tokenizer.json").unlink(), r"has no tokenizer\.json"),
+    (
+        lambda folder: [(folder / name).unlink() for name in ("tokenizer_config.json", "chat_template.jinja")],
+        r"has no chat_template\.jinja and no tokenizer_config\.json",
+    ),
+    (lambda folder: os.truncate(folder / "tokenizer.json", 500), "tokenizer cannot be loaded"),
+    (lambda folder: (folder / "generation_config.json").write_text("{"), "not valid JSON"),
+]
+
+
+@pytest.mark.parametrize(("damage", "complaint"), FAULTS, ids=[complaint for _, complaint in FAULTS])
+def test_unusable_tokenizer_folder_is_refused(damage: Callable[[Path], object], complaint: str, tmp_path: Path) -> None:
+    damage(write(tmp_path))
+    with pytest.raises(ModelError, match=complaint):
+        ChatTokenizer.load(tmp_path)

@@ -1,27 +1,53 @@
-"""Checkpoint files: damage, other runs, half-written folders and a full disk are survived; old ones are pruned."""
+"""Checkpoints: damage, other runs and a full disk are survived, and a resumed run is the uninterrupted one."""
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import resource
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcore.algorithms.kl import KlController
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.checks.health import check_health
-from rlcore.config import LIMITS, HealthConfig, LimitConfig
+from rlcore.config import (
+    LIMITS,
+    CriticConfig,
+    HealthConfig,
+    KlConfig,
+    LimitConfig,
+    LoraConfig,
+    OptimConfig,
+    UpdateConfig,
+)
 from rlcore.errors import CheckpointError, StorageError
-from rlcore.training.checkpoint import is_intact, load_newest, save_checkpoint, steps_to_keep
+from rlcore.models.heads import ScalarHeadModel
+from rlcore.models.lora import add_lora
+from rlcore.training import checkpoint_writer
+from rlcore.training.checkpoint import (
+    capture_state,
+    is_intact,
+    load_newest,
+    save_checkpoint,
+    steps_to_keep,
+    write_checkpoint,
+)
+from rlcore.training.checkpoint_writer import CheckpointWriter
+from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
-from rlcore.training.manifest import MANIFEST
+from rlcore.training.manifest import MANIFEST, AppendOnlyFile, has_sealed_prefix, matches_manifest, write_manifest
+from rlcore.training.scoring_models import ScoringModels
 from tests import learners, strategies
 from tests.learners import weights_of
 
@@ -29,14 +55,14 @@ IDENTITY = {"config": "c1", "data": "d1"}
 make_learner = partial(learners.make_learner, dtype=torch.float32)
 
 
-def test_a_learner_that_has_not_moved_yet_can_be_saved(tmp_path: Path) -> None:
+def test_new_learner_can_be_saved(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, 0, make_learner("ppo"), run_state={"identity": {}})
     learner = make_learner("ppo")
     assert load_newest(tmp_path, learner, identity={}) == {"identity": {}}
     assert learner.optimizer.state_dict()["state"] == {}
 
 
-def test_without_a_checkpoint_there_is_nothing_to_load(tmp_path: Path) -> None:
+def test_no_checkpoint_loads_nothing(tmp_path: Path) -> None:
     assert load_newest(tmp_path / "nowhere", make_learner(), identity={}) is None
     assert load_newest(tmp_path, make_learner(), identity={}) is None
 
@@ -86,7 +112,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", sorted(DAMAGES))
-def test_a_damaged_newest_checkpoint_is_renamed_aside_and_the_older_one_loaded(damage: str, tmp_path: Path) -> None:
+def test_damaged_checkpoint_falls_back_to_older(damage: str, tmp_path: Path) -> None:
     save_steps(tmp_path, 1, 2)
     DAMAGES[damage](tmp_path / "step-000002")
     state = load_newest(tmp_path, make_learner(), identity=IDENTITY)
@@ -95,7 +121,7 @@ def test_a_damaged_newest_checkpoint_is_renamed_aside_and_the_older_one_loaded(d
     assert names(tmp_path) == ["damaged-step-000002", "step-000001"]
 
 
-def test_the_same_step_may_be_damaged_twice(tmp_path: Path) -> None:
+def test_same_step_may_be_damaged_twice(tmp_path: Path) -> None:
     for _ in range(2):
         save_steps(tmp_path, 1, 2)
         flip_a_bit(tmp_path / "step-000002")
@@ -103,7 +129,7 @@ def test_the_same_step_may_be_damaged_twice(tmp_path: Path) -> None:
     assert names(tmp_path) == ["damaged-step-000002", "damaged-step-000002.1", "step-000001"]
 
 
-def test_when_every_checkpoint_is_damaged_the_run_does_not_begin_anew_in_silence(tmp_path: Path) -> None:
+def test_only_damaged_checkpoints_are_an_error(tmp_path: Path) -> None:
     save_steps(tmp_path, 1, 2)
     for step in (1, 2):
         flip_a_bit(tmp_path / f"step-{step:06d}")
@@ -112,7 +138,7 @@ def test_when_every_checkpoint_is_damaged_the_run_does_not_begin_anew_in_silence
     assert names(tmp_path) == ["damaged-step-000001", "damaged-step-000002"]
 
 
-def test_a_half_written_checkpoint_is_never_chosen_and_swept_by_the_next_save(tmp_path: Path) -> None:
+def test_half_written_checkpoint_is_ignored_and_removed(tmp_path: Path) -> None:
     save_steps(tmp_path, 1)
     half = tmp_path / ".tmp-2"
     half.mkdir()
@@ -134,7 +160,7 @@ def test_a_half_written_checkpoint_is_never_chosen_and_swept_by_the_next_save(tm
         ({**IDENTITY, "code": "x"}, "code (unset -> x)"),
     ],
 )
-def test_a_checkpoint_of_another_run_is_refused_by_name(identity: dict[str, str], named: str, tmp_path: Path) -> None:
+def test_checkpoint_of_other_run_is_refused(identity: dict[str, str], named: str, tmp_path: Path) -> None:
     save_steps(tmp_path, 1)
     learner = make_learner()
     learner.update(strategies.random_samples(0), seed=0)  # now it differs from the checkpoint
@@ -145,7 +171,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(identity: dict[str, str]
     assert names(tmp_path) == ["step-000001"]
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_other_model_is_refused(tmp_path: Path) -> None:
     save_steps(tmp_path, 1)
     config = strategies.rl_config()
     other = Learner(strategies.tiny_llama(num_hidden_layers=1), None, algorithm=ALGORITHMS["grpo"], config=config)
@@ -166,9 +192,7 @@ def files_of_at_most(num_bytes: int) -> Iterator[None]:
 
 # The first limit stops the weights inside safetensors; the second lets the learner pass and stops the run's state.
 @pytest.mark.parametrize(("limit", "history"), [(10_000, 1), (200_000, 300_000)])
-def test_a_full_disk_is_a_storage_error_and_the_earlier_checkpoint_stays(
-    limit: int, history: int, tmp_path: Path
-) -> None:
+def test_full_disk_keeps_earlier_checkpoint(limit: int, history: int, tmp_path: Path) -> None:
     learner = save_steps(tmp_path, 1)
     with files_of_at_most(limit), pytest.raises(StorageError, match="step 2 could not be written") as caught:
         save_checkpoint(tmp_path, 2, learner, run_state={"identity": IDENTITY, "history": "x" * history})
@@ -178,7 +202,7 @@ def test_a_full_disk_is_a_storage_error_and_the_earlier_checkpoint_stays(
     assert is_intact(tmp_path / "step-000001")
 
 
-def test_old_checkpoints_are_pruned_by_number_not_by_name(tmp_path: Path) -> None:
+def test_checkpoints_are_pruned_by_number(tmp_path: Path) -> None:
     save_steps(tmp_path, 999_998, 999_999, 1_000_000, keep=2)
     assert names(tmp_path) == ["step-1000000", "step-999999"]
     state = load_newest(tmp_path, make_learner(), identity=IDENTITY)
@@ -186,12 +210,7 @@ def test_old_checkpoints_are_pruned_by_number_not_by_name(tmp_path: Path) -> Non
     assert state["iteration"] == 1_000_000
 
 
-def test_the_same_step_can_be_saved_again(tmp_path: Path) -> None:
-    save_steps(tmp_path, 1, 1)
-    assert is_intact(tmp_path / "step-000001")
-
-
-def test_what_a_run_may_go_back_to_is_spared_and_found_again(tmp_path: Path) -> None:
+def test_protected_checkpoints_are_kept(tmp_path: Path) -> None:
     learner = make_learner()
     for step in range(1, 8):  # one rule has seen step 2 to be sound, another step 4
         state = {"identity": IDENTITY, "iteration": step}
@@ -201,7 +220,7 @@ def test_what_a_run_may_go_back_to_is_spared_and_found_again(tmp_path: Path) -> 
     assert load_newest(tmp_path, learner, identity=IDENTITY, up_to=1) is None
 
 
-def test_the_steps_to_keep_are_the_newest_and_the_newest_up_to_each_that_is_spared() -> None:
+def test_steps_to_keep_by_hand() -> None:
     assert steps_to_keep([2, 4, 6, 8, 10], keep=2, protected=[]) == {8, 10}
     assert steps_to_keep([2, 4, 6, 8, 10], keep=1, protected=[5, 4, 1, 0, 99]) == {4, 10}
 
@@ -219,9 +238,7 @@ readings = st.fixed_dictionaries(
     st.integers(1, 4),
     st.integers(0, 1),
 )
-def test_pruning_never_takes_the_checkpoint_that_a_later_verdict_goes_back_to(
-    rows: list[dict[str, float]], every: int, staleness: int
-) -> None:
+def test_pruning_keeps_checkpoint_of_health_rules(rows: list[dict[str, float]], every: int, staleness: int) -> None:
     history: list[dict[str, float]] = []
     kept: set[int] = set()
     written: set[int] = set()
@@ -236,3 +253,318 @@ def test_pruning_never_takes_the_checkpoint_that_a_later_verdict_goes_back_to(
             written.add(iteration)
             kept = steps_to_keep({*kept, iteration}, keep=2, protected=verdict.last_healthy_by_rule.values())
     assert len(kept) <= 2 + len(LIMITS)
+
+
+OTHER_IDENTITY = {"config": "c1"}
+
+
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """A disk that writes nothing before the event is set."""
+    may_write = threading.Event()
+
+    def write(*arguments: Any, **settings: Any) -> Path:
+        may_write.wait()
+        return write_checkpoint(*arguments, **settings)
+
+    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", write)
+    yield may_write
+    may_write.set()
+
+
+def test_background_write_is_a_snapshot(slow_disk: threading.Event, tmp_path: Path) -> None:
+    learner, history = make_learner("ppo"), [1.0]
+    learner.update(strategies.random_samples(0), seed=0)
+    saved = weights_of(learner.policy), weights_of(learner.critic)
+    with closing(CheckpointWriter()) as writer:
+        writer.save(tmp_path, 1, learner, run_state={"identity": OTHER_IDENTITY, "history": history})
+        learner.update(strategies.random_samples(1), seed=1)
+        history.append(2.0)
+        assert not (tmp_path / "step-000001").exists()
+        slow_disk.set()
+    restored = make_learner("ppo")
+    assert load_newest(tmp_path, restored, identity=OTHER_IDENTITY) == {"identity": OTHER_IDENTITY, "history": [1.0]}
+    assert torch.equal(weights_of(restored.policy), saved[0])
+    assert torch.equal(weights_of(restored.critic), saved[1])
+    assert restored.policy_version == 1
+    restored.update(strategies.random_samples(1), seed=1)  # with the moments of the moment
+    assert torch.equal(weights_of(restored.policy), weights_of(learner.policy))
+
+
+def test_next_checkpoint_waits(slow_disk: threading.Event, tmp_path: Path) -> None:
+    learner = make_learner()
+    with closing(CheckpointWriter()) as writer:
+        writer.save(tmp_path, 1, learner, run_state={"identity": OTHER_IDENTITY})
+        threading.Timer(0.1, slow_disk.set).start()
+        writer.save(tmp_path, 2, learner, run_state={"identity": OTHER_IDENTITY})
+        assert is_intact(tmp_path / "step-000001")
+    assert is_intact(tmp_path / "step-000002")
+
+
+def test_checkpoint_is_synchronous_without_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    learner = make_learner()
+    for number, free in enumerate((0, None), start=1):
+        monkeypatch.setattr(checkpoint_writer, "free_bytes", lambda _, free=free: free)
+        writer = CheckpointWriter()
+        writer.save(tmp_path, number, learner, run_state={"identity": OTHER_IDENTITY})
+        assert is_intact(tmp_path / f"step-{number:06d}")
+        assert not writer._thread._threads  # nothing was started
+
+
+@pytest.mark.parametrize("asked", ["save", "wait", "close"])
+def test_background_error_is_raised_next(asked: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    folder = tmp_path / "file" / "folder"
+    writer = CheckpointWriter()
+    writer.save(folder, 1, make_learner(), run_state={"identity": OTHER_IDENTITY})
+    ask = partial(writer.save, folder, 2, make_learner(), run_state={}) if asked == "save" else getattr(writer, asked)
+    with pytest.raises(StorageError, match="step 1 could not be written"):
+        ask()
+    writer.close()  # told once
+
+
+def test_snapshot_size_equals_files(tmp_path: Path) -> None:
+    learner = make_learner("ppo")
+    learner.update(strategies.random_samples(0), seed=0)
+    snapshot = capture_state(learner, run_state={})
+    size = sum(path.stat().st_size for path in write_checkpoint(tmp_path, 1, snapshot).glob("*.safetensors"))
+    numbers = sum(p.numel() for model in (learner.policy, learner.critic) if model for p in model.parameters())
+    assert snapshot.copied().num_bytes == snapshot.num_bytes == pytest.approx(12 * numbers, rel=0.01)
+    assert snapshot.num_bytes <= size < 1.2 * snapshot.num_bytes
+
+
+def written(path: Path, *lines: str) -> AppendOnlyFile:
+    """A file with these lines, which are on the disk."""
+    file = AppendOnlyFile(path)
+    for line in lines:
+        file.add(line)
+    file.seal()
+    return file
+
+
+def test_sealed_prefix_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "lines"
+    file = written(path, "a", "b")
+    seal = file.seal()
+    file.add("c")
+    longer = file.seal()
+    assert path.read_text() == "a\nb\nc\n"
+    assert has_sealed_prefix(path, seal) and has_sealed_prefix(path, longer)
+    assert AppendOnlyFile(path).restore(seal) == ["a", "b"]
+
+
+def test_lines_after_seal_are_overwritten(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    seal = written(path, "a").seal()
+    written(path, "a", "lost", "lost")
+    again = AppendOnlyFile(path)
+    again.restore(seal)
+    again.add("b")
+    again.seal()
+    assert path.read_text() == "a\nb\n"
+
+
+def test_file_without_seal_starts_empty(tmp_path: Path) -> None:
+    written(tmp_path / "lines", "of", "a", "run", "without", "checkpoint")
+    again = AppendOnlyFile(tmp_path / "lines")
+    assert again.restore(None) == []
+    again.add("b")
+    again.seal()
+    assert (tmp_path / "lines").read_text() == "b\n"
+
+
+@pytest.mark.parametrize("content", ["x\nb\n", "a\n", ""])
+def test_changed_file_is_refused(content: str, tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    seal = written(path, "a", "b").seal()
+    path.write_text(content)
+    assert not has_sealed_prefix(path, seal)
+    with pytest.raises(CheckpointError, match="differs from the seal of the newest checkpoint"):
+        AppendOnlyFile(path).restore(seal)
+
+
+def test_lines_wait_for_full_disk(tmp_path: Path) -> None:
+    file = written(tmp_path / "lines", "a")
+    file.add("b" * 2000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(StorageError, match="could not be written"):
+            file.seal()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    file.seal()
+    assert (tmp_path / "lines").read_text() == "a\n" + "b" * 2000 + "\n"
+
+
+def test_manifest_detects_changes(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("1")
+    write_manifest(tmp_path)
+    assert matches_manifest(tmp_path, at_least={"a"})
+    assert not matches_manifest(tmp_path, at_least={"a", "b"})
+    (tmp_path / "a").write_text("2")
+    assert not matches_manifest(tmp_path, at_least={"a"})
+    (tmp_path / "a").write_text("1")
+    (tmp_path / "b").write_text("")
+    assert not matches_manifest(tmp_path, at_least={"a"})
+
+
+RUN_STATE = {"identity": IDENTITY, "iteration": 2, "history": [{"reward/mean": 0.1 + 0.2}]}
+REFERENCE = strategies.tiny_llama(seed=7)
+RUN_NAMES = ["grpo", "ppo", "ppo shared", "ppo lora", "ppo 8bit", "ppo_penalty"]
+RUNS = pytest.mark.parametrize("name", RUN_NAMES)
+ADAPTER = LoraConfig(rank=2)
+
+
+def stateful_learner(name: str = "grpo") -> Learner:
+    """A learner in which everything that has state moves: schedules, momentum, adaptive KL, critic warm-up."""
+    # Only matrices of 4,096 numbers or more have moments in 8 bits.
+    policy = strategies.tiny_llama(tie_word_embeddings=False, intermediate_size=256 if "8bit" in name else 32)
+    kind: Literal["adamw", "adamw_8bit"] = "adamw_8bit" if "8bit" in name else "adamw"
+    name, _, placement = name.removesuffix(" 8bit").partition(" ")
+    if placement == "lora":
+        policy = add_lora(policy, ADAPTER, "policy", seed=0)
+    config = strategies.rl_config(
+        name,
+        num_iterations=6,
+        learning_rate=3e-3,
+        kl=KlConfig(coefficient=0.1, apply_to="reward", target=1.0, horizon=20),
+        critic=CriticConfig(learning_rate=1e-2, warmup_iterations=1, architecture=placement or "separate"),
+        update=UpdateConfig(
+            num_epochs=2,
+            num_minibatches=2,
+            optim=OptimConfig(kind=kind, warmup_steps=3, schedule="cosine", weight_decay=0.1),
+            lora=ADAPTER if placement == "lora" else LoraConfig(),
+        ),
+    )
+    backbones = {"": copy.deepcopy, "shared": lambda own: own, "lora": lambda own: add_lora(own, ADAPTER, "v", seed=0)}
+    critic = ScalarHeadModel.on_backbone(backbones[placement](policy)) if ALGORITHMS[name].uses_critic else None
+    return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
+
+
+def train_iterations(learner: Learner, first: int, last: int) -> list[dict[str, float]]:
+    """Iterations ``first`` to ``last``; the rollouts' log-probabilities come from the policy as it is then."""
+    judges = ScoringModels(
+        policy=learner.policy,
+        reference=REFERENCE,
+        critic=learner.critic,
+        temperature=1.0,
+        tokens_per_microbatch=256,
+    )
+    history = []
+    for iteration in range(first, last + 1):
+        experience = build_experience(
+            strategies.random_groups(learner.policy, iteration),
+            learner.algorithm,
+            judges,
+            kl=learner.config.kl,
+            kl_coefficient=learner.kl.coefficient,
+            truncated="score",
+            need_old_logprobs=learner.needs_old_logprobs,
+        )
+        stats = learner.update(experience.samples, seed=iteration)
+        learner.observe_kl(experience.mean_kl, len(experience.samples))
+        history.append({**stats.metrics, **experience.metrics})
+    return history
+
+
+def outcome_of(learner: Learner, history: list[dict[str, float]]) -> tuple[bytes, str]:
+    """All weights and all metrics, for comparison bit for bit."""
+    models = [learner.policy] if learner.critic is None else [learner.policy, learner.critic]
+    return torch.cat([weights_of(model) for model in models]).numpy().tobytes(), json.dumps(history, sort_keys=True)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, tuple[bytes, str]]]:
+    """For each run: the folder of a checkpoint after two iterations, and the outcome of going on for two more."""
+    made = {}
+    for name in RUN_NAMES:
+        root, learner = tmp_path_factory.mktemp(name), stateful_learner(name)
+        train_iterations(learner, 1, 2)
+        save_checkpoint(root, 2, learner, run_state=RUN_STATE)
+        made[name] = root, outcome_of(learner, train_iterations(learner, 3, 4))
+    return made
+
+
+@RUNS
+def test_resumed_run_equals_uninterrupted_run(name: str, stopped: Any) -> None:
+    root, uninterrupted = stopped[name]
+    learner = stateful_learner(name)
+    assert load_newest(root, learner, identity=IDENTITY) == RUN_STATE
+    assert outcome_of(learner, train_iterations(learner, 3, 4)) == uninterrupted
+
+
+def run_of(learner: Learner) -> str:
+    """The run's name, of the runs with a critic."""
+    if learner.config.update.optim.kind == "adamw_8bit":
+        return "ppo 8bit"
+    return f"ppo {learner.config.critic.architecture}".removesuffix(" separate")
+
+
+def forget_policy(learner: Learner) -> None:
+    """Weights of a fresh policy."""
+    learner.policy.load_state_dict(stateful_learner(run_of(learner)).policy.state_dict())
+
+
+def forget_critic(learner: Learner) -> None:
+    """Weights of a fresh critic."""
+    fresh = stateful_learner(run_of(learner)).value_module
+    assert learner.value_module is not None
+    assert fresh is not None
+    learner.value_module.load_state_dict(fresh.state_dict())
+
+
+def forget_beta(learner: Learner) -> None:
+    """The KL coefficient as configured."""
+    kl = learner.config.kl
+    learner.kl = KlController(coefficient=kl.coefficient, target=kl.target, horizon=kl.horizon)
+
+
+def forget_penalty(learner: Learner) -> None:
+    """The coefficient of the penalty as in the table."""
+    learner.penalty = learner.algorithm.penalty
+
+
+def forget_version(learner: Learner) -> None:
+    """A policy that was never updated."""
+    learner.policy_version = 0
+
+
+FORGETTERS: dict[str, Callable[[Learner], None]] = {
+    "policy": forget_policy,
+    "critic": forget_critic,
+    "optimizer": lambda learner: learner.optimizer.state.clear(),
+    "critic optimizer": lambda learner: learner.critic_optimizer.state.clear(),
+    "KL coefficient": forget_beta,
+    "penalty": forget_penalty,
+    "policy version": forget_version,
+}
+
+
+def restored_items(name: str) -> list[str]:
+    """A head on the policy's backbone is in the policy's optimizer. The run with a penalty differs by it alone."""
+    if name == "ppo_penalty":
+        return ["penalty"]
+    if name in ("ppo shared", "ppo lora", "ppo 8bit"):  # stored as those of ppo, but for these
+        return ["critic", "optimizer"]
+    return [item for item in sorted(FORGETTERS) if item != "penalty"]
+
+
+@pytest.mark.parametrize(("name", "item"), [(name, item) for name in RUN_NAMES[1:] for item in restored_items(name)])
+def test_every_restored_item_matters(name: str, item: str, stopped: Any) -> None:
+    root, uninterrupted = stopped[name]
+    learner = stateful_learner(name)
+    load_newest(root, learner, identity=IDENTITY)
+    FORGETTERS[item](learner)
+    assert outcome_of(learner, train_iterations(learner, 3, 4)) != uninterrupted
+
+
+@RUNS
+def test_checkpoint_round_trip(name: str, stopped: Any, tmp_path: Path) -> None:
+    root, _ = stopped[name]
+    learner = stateful_learner(name)
+    load_newest(root, learner, identity=IDENTITY)
+    again = save_checkpoint(tmp_path, 2, learner, run_state=RUN_STATE)
+    first = json.loads((root / "step-000002" / MANIFEST).read_text(encoding="utf-8"))
+    assert json.loads((again / MANIFEST).read_text(encoding="utf-8")) == first
+    assert {path.suffix for path in again.iterdir()} == {".json", ".safetensors"}

@@ -1,29 +1,40 @@
-"""From scored rollouts to samples: who enters the baseline, what the penalties do to rewards, returns and whitening."""
+"""From scored rollouts to samples: rewards, baselines, truncation, turns and branches."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.advantages import lay_out_episodes
-from rlcore.algorithms.resolve import with_constants
+from rlcore.algorithms.resolve import resolve_algorithm, with_constants
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import KlConfig
+from rlcore.config import KlConfig, RlConfig
 from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import score_sequences
+from rlcore.rewards.mix import WeightedReward
 from rlcore.text.packing import TokenSequence
 from rlcore.training.experience import Experience, build_experience, token_rewards
+from rlcore.training.learner import Learner
+from rlcore.training.minibatches import split_by_group
+from rlcore.training.sample_digests import digest
 from rlcore.training.scoring_models import ScoringModels
-from rlcore.types import ScoredRollout
+from rlcore.types import ScoredRollout, TrainingSample
 from tests import strategies
+from tests.learners import assert_same, make_learner, update_config, weights_of
 from tests.reference import advantages as reference
+from tests.reference.losses import one_at_a_time
 
 POLICY = strategies.tiny_llama()
 REFERENCE = strategies.tiny_llama(seed=9)
@@ -54,7 +65,7 @@ def first_advantages(experience: Experience) -> list[float]:
     return [float(sample.advantages[0]) for sample in experience.samples]
 
 
-def test_the_group_advantages_of_the_worked_example_reach_the_samples() -> None:
+def test_group_advantages_reach_samples() -> None:
     # R = [1.0, 0.8, 0.4, 0.2]: [1.2649, 0.6325, -0.6325, -1.2649], the same for all three tokens.
     experience = build([group_of(1.0, 0.8, 0.4, 0.2)])
     assert first_advantages(experience) == pytest.approx([1.2649, 0.6325, -0.6325, -1.2649], abs=5e-5)
@@ -63,21 +74,15 @@ def test_the_group_advantages_of_the_worked_example_reach_the_samples() -> None:
 
 
 @pytest.mark.parametrize("value", [None, math.nan])
-def test_an_unscored_rollout_leaves_baseline_and_loss_and_is_counted(value: float | None) -> None:
+def test_unscored_rollout_is_left_out_and_counted(value: float | None) -> None:
     experience = build([group_of(1.0, value, 0.2, 0.6)])
     assert first_advantages(experience) == first_advantages(build([group_of(1.0, 0.2, 0.6)]))
     assert experience.metrics["reward/errors"] == 1.0
     assert experience.metrics["reward/mean"] == pytest.approx(0.6)
 
 
-def test_unscored_is_not_a_reward_of_zero() -> None:
-    # With 0.0 in place of None the baseline would be 0.5 and the first advantage positive.
-    assert first_advantages(build([group_of(1.0, 1.0, None)])) == [0.0, 0.0]
-    assert first_advantages(build([group_of(1.0, 1.0, 0.0)]))[0] > 0.5
-
-
 @pytest.mark.parametrize("reward", [math.inf, -math.inf, 1e200])  # the variance of 1.0 and 1e200 is infinite
-def test_an_infinite_reward_is_refused_with_its_prompt(reward: float) -> None:
+def test_infinite_reward_is_refused(reward: float) -> None:
     with pytest.raises(NonFiniteError, match=f"reward of a completion is {re.escape(str(reward))}") as caught:
         build([group_of(1.0, reward)])
     assert "(1, 2)" in caught.value.where
@@ -102,7 +107,7 @@ def test_an_infinite_reward_is_refused_with_its_prompt(reward: float) -> None:
         ([], {}, "the engine completed none", "see the reason in the log line"),
     ],
 )
-def test_an_iteration_without_any_usable_rollout_is_an_error_that_names_the_reason(
+def test_iteration_without_usable_rollout_names_reason(
     group: list[ScoredRollout], settings: dict[str, str], what: str, fix: str
 ) -> None:
     with pytest.raises(TrainingError, match=re.escape(f"rollouts can be trained on: {what}")) as caught:
@@ -110,12 +115,12 @@ def test_an_iteration_without_any_usable_rollout_is_an_error_that_names_the_reas
     assert caught.value.fix.startswith(fix)
 
 
-def test_a_completion_without_a_token_of_the_policy_is_left_out() -> None:
+def test_completion_without_own_token_is_left_out() -> None:
     nothing_own = strategies.scored_rollout(0.0, loss_mask=(False, False, False))
     assert first_advantages(build([[*group_of(1.0, 0.2), nothing_own]])) == pytest.approx([1.0, -1.0], abs=1e-5)
 
 
-def test_the_end_token_is_an_action_whatever_its_value() -> None:
+def test_eos_is_an_action_whatever_its_id() -> None:
     # 0 is the padding id of packed rows, 2 an end of sequence: the mask is what the sampler says, never a comparison.
     endings = [strategies.scored_rollout(value, completion_ids=(4, end)) for value, end in ((1.0, 0), (0.0, 2))]
     assert [sample.loss_mask.tolist() for sample in build([endings]).samples] == [[True, True], [True, True]]
@@ -129,13 +134,13 @@ def truncated_group() -> list[ScoredRollout]:
 @pytest.mark.parametrize(
     ("setting", "rewards"), [("score", [1.0, 0.0, 0.8]), ("zero", [1.0, 0.0, 0.0]), ("mask", [1.0, 0.0])]
 )
-def test_a_truncated_completion_is_scored_zeroed_or_masked(setting: str, rewards: list[float]) -> None:
+def test_truncated_completion_is_scored_zeroed_or_masked(setting: str, rewards: list[float]) -> None:
     experience = build([truncated_group()], truncated=setting)
     assert first_advantages(experience) == pytest.approx(reference.group_normalized(rewards), abs=1e-4)
     assert experience.metrics["completion/truncated"] == pytest.approx(1 / 3)
 
 
-def test_truncation_is_what_the_engine_says_not_the_absence_of_an_end_token_or_the_length() -> None:
+def test_truncation_is_read_from_finish_reason() -> None:
     # The stopped completion is longer than the cut one, and none of them ends with any particular token.
     long_stop = strategies.scored_rollout(0.0, completion_ids=(3,) * 9, finish_reason="stop")
     short_cut = strategies.scored_rollout(1.0, completion_ids=(3,), finish_reason="length")
@@ -143,7 +148,7 @@ def test_truncation_is_what_the_engine_says_not_the_absence_of_an_end_token_or_t
     assert [len(sample.completion_ids) for sample in experience.samples] == [9, 3]
 
 
-def test_the_reward_less_the_kl_of_the_worked_example_is_one_half() -> None:
+def test_reward_with_kl_penalty_by_hand() -> None:
     # R = 0.8, KL = 0.05, beta = 6: 0.8 - 6 * 0.05 = 0.5. The KL stands on two tokens, 0.02 + 0.03.
     penalties = [torch.tensor([-6 * 0.02, -6 * 0.03], dtype=torch.float64)]
     reward = torch.tensor([0.0, 0.8], dtype=torch.float64)
@@ -155,7 +160,7 @@ def test_the_reward_less_the_kl_of_the_worked_example_is_one_half() -> None:
     assert episodes.token_rewards[0].tolist() == pytest.approx([-0.12, 0.62])
 
 
-def test_the_score_goes_to_the_last_token_of_the_policy_and_rows_are_padded() -> None:
+def test_score_goes_to_last_own_token() -> None:
     masks = [torch.tensor([True, True, False]), torch.tensor([True])]
     zeros = [torch.zeros(len(mask)) for mask in masks]
     penalties = [each.double() for each in zeros]
@@ -176,7 +181,7 @@ def with_turns(value: float, *turn_rewards: float, **fields: Any) -> ScoredRollo
     return dataclasses.replace(item, score=dataclasses.replace(item.score, turn_rewards=turn_rewards))
 
 
-def test_what_a_turn_earned_comes_at_its_last_token_and_what_is_left_at_the_end() -> None:
+def test_turn_rewards_come_at_last_token_of_turn() -> None:
     assert token_rewards(with_turns(1.0), "score").tolist() == [0.0, 0.0, 0.0, 0.0, 1.0]
     assert token_rewards(with_turns(1.0, 0.25, 0.5), "score").tolist() == [0.0, 0.25, 0.0, 0.0, 0.75]
     cut = with_turns(1.0, 0.25, 0.5, finish_reason="length")
@@ -184,21 +189,14 @@ def test_what_a_turn_earned_comes_at_its_last_token_and_what_is_left_at_the_end(
     assert token_rewards(cut, "zero").tolist() == [0.0] * 5
 
 
-@pytest.mark.parametrize("value", [0.0, 1.0, -0.5])
-def test_a_cut_completion_that_is_worth_nothing_keeps_no_rewards_of_its_turns_whatever_it_scored(value: float) -> None:
-    cut = with_turns(value, 0.5, -0.5, finish_reason="length")
-    assert token_rewards(cut, "zero").tolist() == [0.0] * 5
-    assert token_rewards(with_turns(value, 0.5, -0.5), "zero").tolist() == [0.0, 0.5, 0.0, 0.0, value - 0.5]
-
-
-def test_a_group_sees_the_whole_reward_whenever_it_was_earned() -> None:
+def test_group_sees_sum_of_turn_rewards() -> None:
     experience = build([[with_turns(1.0, 0.5, 0.5), with_turns(1.0), with_turns(0.0, 0.5, -0.5)]])
     assert first_advantages(experience) == first_advantages(
         build([[with_turns(1.0), with_turns(1.0), with_turns(0.0)]])
     )
 
 
-def test_rewards_for_another_number_of_turns_are_refused() -> None:
+def test_wrong_number_of_turn_rewards_is_refused() -> None:
     with pytest.raises(TrainingError, match="3 turn rewards, but its rollout has 2 turns"):
         build([[with_turns(1.0, 0.5, 0.25, 0.25)]])
 
@@ -210,7 +208,7 @@ class Half(torch.nn.Linear):
         return torch.full((*hidden.shape[:-1], 1), 0.5)
 
 
-def test_the_advantages_of_a_multi_turn_episode_are_those_of_its_own_tokens_from_rollout_to_sample() -> None:
+def test_gae_of_multi_turn_episode() -> None:
     # The worked example of gae: five tokens of the policy, 16 of tool output between them, V = 0.5, reward 1 at the
     # end, lam 0.95: A = 0.5 * 0.95^4 = 0.41 at the first token, and A + V = returns. With half of the reward at the
     # end of the third turn already, delta = [0, 0, 0.5, 0, 0], so A = 0.5 * 0.95^2 = 0.45.
@@ -230,17 +228,6 @@ def test_the_advantages_of_a_multi_turn_episode_are_those_of_its_own_tokens_from
     assert first[~torch.tensor(mask)].tolist() == [0.0] * 16
 
 
-def kl_of(item: ScoredRollout, temperature: float = 1.0) -> float:
-    """The summed log-ratio of policy to reference over a completion's own tokens."""
-    rollout = item.rollout
-    sequence = TokenSequence(prompt_ids=rollout.prompt.token_ids, completion_ids=rollout.completion_ids)
-    policy, ref = (
-        score_sequences(model, [sequence], tokens_per_microbatch=64, temperature=temperature)[0]
-        for model in (POLICY, REFERENCE)
-    )
-    return float((policy - ref)[torch.tensor(rollout.loss_mask)].sum())
-
-
 def mixed_group() -> list[ScoredRollout]:
     """Three completions of different lengths, one with tool output in the middle."""
     return [
@@ -250,27 +237,7 @@ def mixed_group() -> list[ScoredRollout]:
     ]
 
 
-def test_kl_in_the_reward_lowers_each_reward_by_beta_times_its_log_ratio() -> None:
-    group = mixed_group()
-    experience = build([group], reference=REFERENCE, kl=IN_REWARD, kl_coefficient=0.3, temperature=0.8)
-    kls = [kl_of(item, temperature=0.8) for item in group]
-    assert max(map(abs, kls)) > 0.5
-    rewards = [float(item.score.value or 0.0) - 0.3 * kl for item, kl in zip(group, kls, strict=True)]
-    assert first_advantages(experience) == pytest.approx(reference.group_normalized(rewards), abs=1e-3)
-    assert experience.mean_kl == pytest.approx(reference.mean(kls), rel=1e-4)
-    assert experience.metrics["kl/ref"] > 0.0
-
-
-def test_kl_in_the_loss_leaves_the_rewards_alone_and_hands_over_the_reference() -> None:
-    experience = build(
-        [mixed_group()], reference=REFERENCE, kl=KlConfig(coefficient=0.3, apply_to="loss"), kl_coefficient=0.3
-    )
-    assert first_advantages(experience) == pytest.approx(reference.group_normalized([1.0, 0.5, 0.0]), abs=1e-4)
-    assert all(bool(sample.ref_logprobs.all()) for sample in experience.samples)
-    assert "kl/ref" not in experience.metrics
-
-
-def test_old_log_probabilities_are_those_of_the_tempered_policy_and_only_when_needed() -> None:
+def test_old_logprobs_have_temperature() -> None:
     group = mixed_group()
     for sample, item in zip(build([group], need_old_logprobs=True, temperature=0.7).samples, group, strict=True):
         sequence = TokenSequence(prompt_ids=(1, 2), completion_ids=item.rollout.completion_ids)
@@ -279,41 +246,7 @@ def test_old_log_probabilities_are_those_of_the_tempered_policy_and_only_when_ne
     assert not any(bool(sample.old_logprobs.any()) for sample in build([group]).samples)
 
 
-def ppo_experience(groups: Sequence[Sequence[ScoredRollout]]) -> Experience:
-    """PPO's experience with a critic that says something and KL in the reward."""
-    critic = ScalarHeadModel.with_random_head(REFERENCE, torch.Generator().manual_seed(0))
-    return build(groups, "ppo", critic=critic, reference=REFERENCE, kl=IN_REWARD, kl_coefficient=0.1)
-
-
-def test_returns_are_the_raw_advantages_plus_the_values() -> None:
-    group = mixed_group()
-    for sample, item in zip(ppo_experience([group]).samples, group, strict=True):
-        own = sample.loss_mask.tolist()
-        sequence = TokenSequence(prompt_ids=(1, 2), completion_ids=sample.completion_ids)
-        policy, ref = (score_sequences(m, [sequence], tokens_per_microbatch=64)[0] for m in (POLICY, REFERENCE))
-        rewards = (-0.1 * (policy - ref)).tolist()
-        rewards[-1] += float(item.score.value or 0.0)
-        raw = reference.gae(rewards, sample.values.tolist(), own, gamma=1.0, lam=0.95)
-        expected = [a + v for a, v in zip(raw, sample.values.tolist(), strict=True)]
-        assert sample.returns.tolist() == pytest.approx(expected, abs=1e-4)
-        assert bool(sample.values.any())
-
-
-def test_the_advantages_of_ppo_are_whitened_over_the_policys_own_tokens() -> None:
-    experience = ppo_experience([mixed_group(), strategies.random_groups(POLICY, 0, num_prompts=1)[0]])
-    own = torch.cat([sample.advantages[sample.loss_mask] for sample in experience.samples])
-    assert float(own.mean()) == pytest.approx(0.0, abs=1e-6)
-    assert float(own.std(unbiased=False)) == pytest.approx(1.0, abs=1e-5)
-    assert float(experience.samples[0].advantages[1]) == 0.0  # tool output
-    assert "value/explained_variance" in experience.metrics
-
-
-def test_group_advantages_are_not_whitened() -> None:
-    experience = build([group_of(10.0, 0.0), group_of(1.0, 0.0, prompt_ids=(5,))], "dr_grpo")
-    assert first_advantages(experience) == [5.0, -5.0, 0.5, -0.5]
-
-
-def test_the_metrics_say_what_happened_to_rewards_lengths_and_groups() -> None:
+def test_metrics_of_experience_by_hand() -> None:
     groups = [
         group_of(1.0, 0.0, completion_ids=(3, 4, 5, 6)),
         group_of(0.5, 0.5, prompt_ids=(7,), completion_ids=(3, 4), finish_reason="length"),
@@ -333,12 +266,12 @@ def test_the_metrics_say_what_happened_to_rewards_lengths_and_groups() -> None:
 @pytest.mark.parametrize(
     ("setting", "mean", "std"), [("score", 0.6, 0.432), ("zero", 1 / 3, 0.4714), ("mask", 0.5, 0.5)]
 )
-def test_the_mean_reward_is_what_the_completions_are_paid(setting: str, mean: float, std: float) -> None:
+def test_mean_reward_is_of_trained_rewards(setting: str, mean: float, std: float) -> None:
     metrics = build([truncated_group()], truncated=setting).metrics  # 1.0, 0.0 and 0.8, which was cut
     assert (metrics["reward/mean"], metrics["reward/std"]) == (pytest.approx(mean), pytest.approx(std, abs=1e-3))
 
 
-def test_the_entropy_of_the_policy_that_sampled_is_estimated_over_every_token_of_its_own() -> None:
+def test_sampled_entropy_by_hand() -> None:
     # -(-0.5 - 1.5) and -(-1.0) over three tokens of a silent and a mixed group: 3.0 / 3; tool output does not count.
     two, one = {"completion_ids": (3, 4, 5), "loss_mask": (True, False, True)}, {"completion_ids": (3,)}
     groups = [
@@ -348,13 +281,13 @@ def test_the_entropy_of_the_policy_that_sampled_is_estimated_over_every_token_of
     assert build(groups).metrics["entropy/sampled"] == pytest.approx(1.0)
 
 
-def test_a_group_that_truncation_makes_equal_counts_as_without_signal() -> None:
+def test_truncation_may_silence_group() -> None:
     groups = [[*group_of(0.0), *group_of(1.0, finish_reason="length")]]
     assert build(groups, truncated="zero").metrics["groups/zero_signal"] == 1.0
     assert build(groups, truncated="score").metrics["groups/zero_signal"] == 0.0
 
 
-def test_the_critics_returns_may_have_a_lambda_of_their_own() -> None:
+def test_returns_have_own_lambda() -> None:
     # lam_value 1, gamma 1, no penalties: every return is the reward to come, here the score itself.
     critic = ScalarHeadModel.with_random_head(REFERENCE, torch.Generator().manual_seed(0))
     judges = ScoringModels(policy=POLICY, reference=None, critic=critic, temperature=1.0, tokens_per_microbatch=64)
@@ -370,7 +303,7 @@ def test_the_critics_returns_may_have_a_lambda_of_their_own() -> None:
         assert torch.equal(own.advantages, plain.advantages)
 
 
-def test_only_what_the_engine_cut_goes_on_with_the_value_of_its_last_state() -> None:
+def test_truncated_completion_bootstraps_value() -> None:
     critic = ScalarHeadModel.with_random_head(REFERENCE, torch.Generator().manual_seed(0))
     group = [*group_of(0.5), *group_of(0.5, finish_reason="length", completion_ids=(8, 9))]
     plain, going_on = (build([group], "ppo", critic=critic, bootstrap_truncated=on).samples for on in (False, True))
@@ -381,3 +314,240 @@ def test_only_what_the_engine_cut_goes_on_with_the_value_of_its_last_state() -> 
     # gamma 1, lam 0.95: the last return gains V_next whole, the one before it 0.95 of it.
     gain = (going_on[1].returns - plain[1].returns).tolist()
     assert gain == pytest.approx([0.95 * next_value, next_value], abs=1e-5)
+
+
+def build_episodes(groups: Sequence[Sequence[ScoredRollout]], algorithm: str = "grpo", **changes: Any) -> Experience:
+    models = ScoringModels(
+        policy=strategies.tiny_llama(),
+        reference=changes.pop("reference", None),
+        critic=changes.pop("critic", None),
+        temperature=1.0,
+        tokens_per_microbatch=256,
+    )
+    neutral = {"kl": KlConfig(), "kl_coefficient": 0.0, "truncated": "score", "need_old_logprobs": True}
+    return build_experience(groups, ALGORITHMS[algorithm], models, **(neutral | changes))
+
+
+def four_branches() -> list[ScoredRollout]:
+    """Rewards 1, 0, 0, 0, where the first episode has four samples of 3, 2, 1 and 2 tokens."""
+    branches = [
+        strategies.scored_rollout(None, prompt_ids=(1, 2, 9), completion_ids=ids) for ids in ((6, 7), (8,), (9, 4))
+    ]
+    first = strategies.forked(strategies.scored_rollout(1.0), *branches)
+    return [first, *(strategies.scored_rollout(0.0, completion_ids=(5, number)) for number in (3, 4, 6))]
+
+
+def test_samples_of_episode_share_advantage() -> None:
+    # Mean 1/4, population std sqrt(1/4 - 1/16) = 0.4330: 0.75 / 0.4330 = 1.7320 and -0.25 / 0.4330 = -0.5773.
+    samples = build_episodes([four_branches()]).samples
+    assert [sample.episode for sample in samples] == [0, 0, 0, 0, 1, 2, 3]
+    assert [sample.group for sample in samples] == [0] * 7
+    assert all(len(set(sample.advantages.tolist())) == 1 for sample in samples)
+    advantages = [float(sample.advantages[0]) for sample in samples]
+    assert advantages == pytest.approx([1.7320] * 4 + [-0.5773] * 3, abs=2e-4)
+
+
+def test_metrics_count_episodes() -> None:
+    metrics = build_episodes(
+        [four_branches(), [strategies.scored_rollout(0.5), strategies.scored_rollout(0.5)]]
+    ).metrics
+    assert metrics["reward/mean"] == pytest.approx((1.0 + 0.5 + 0.5) / 6)
+    assert metrics["groups/zero_signal"] == 0.5
+    assert metrics["completion/length"] == pytest.approx((8 + 3 * 2 + 2 * 3) / 6)
+
+
+def test_kl_of_episode_is_sum_over_samples() -> None:
+    whole = strategies.scored_rollout(1.0, completion_ids=(3, 4, 5, 6))
+    other = strategies.scored_rollout(0.0, completion_ids=(7, 2))
+    known = {"reference": strategies.tiny_llama(seed=9), "kl": IN_REWARD, "kl_coefficient": 0.3}
+    unsplit, split = (
+        build_episodes([[whole, other]], **known),
+        build_episodes([[split_at(whole, 1, 3), other]], **known),
+    )
+    assert split.mean_kl == pytest.approx(unsplit.mean_kl, rel=1e-5)
+    assert split.metrics["kl/ref"] == pytest.approx(unsplit.metrics["kl/ref"], rel=1e-5)
+    assert (len(unsplit.samples), len(split.samples)) == (2, 4)
+    assert split.num_episodes == unsplit.num_episodes == 2
+    assert float(split.samples[0].advantages[-1]) == pytest.approx(float(unsplit.samples[0].advantages[0]), rel=1e-5)
+
+
+def split_at(item: ScoredRollout, *cuts: int) -> ScoredRollout:
+    """The same tokens as samples with disjoint masks: the last piece is the episode, the earlier ones its branches.
+
+    Every sample has all tokens up to its own, so that the policy reads the same before each of them.
+    """
+    rollout, ends = item.rollout, [0, *cuts, len(item.rollout.completion_ids)]
+    pieces = []
+    for begin, end in itertools.pairwise(ends):
+        mask = tuple(own and place >= begin for place, own in enumerate(rollout.loss_mask[:end]))
+        pieces.append(
+            dataclasses.replace(
+                item,
+                rollout=dataclasses.replace(
+                    rollout,
+                    completion_ids=rollout.completion_ids[:end],
+                    loss_mask=mask,
+                    sampler_logprobs=tuple(
+                        x if own else 0.0 for x, own in zip(rollout.sampler_logprobs, mask, strict=False)
+                    ),
+                ),
+            )
+        )
+    return strategies.forked(pieces[-1], *pieces[:-1])
+
+
+@st.composite
+def unsplit_and_split(draw: st.DrawFn) -> tuple[list[list[ScoredRollout]], list[list[ScoredRollout]]]:
+    """Two groups of three episodes of one sample each, some with tool output; and the same, cut at random places."""
+    groups = strategies.random_groups(strategies.tiny_llama(), draw(st.integers(0, 1000)), num_prompts=2, max_tokens=6)
+    whole, split = list[list[ScoredRollout]](), list[list[ScoredRollout]]()
+    for group in groups:
+        whole.append([])
+        split.append([])
+        for item in group:
+            length = len(item.rollout.completion_ids)
+            mask = (*draw(st.lists(st.booleans(), min_size=length - 1, max_size=length - 1)), True)
+            masked = dataclasses.replace(item, rollout=dataclasses.replace(item.rollout, loss_mask=mask))
+            cuts = draw(st.sets(st.integers(1, length - 1), max_size=3)) if length > 1 else set()
+            whole[-1].append(masked)
+            split[-1].append(split_at(masked, *sorted(cuts)) if cuts else masked)
+    return whole, split
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "dr_grpo", "rloo", "gspo"])
+@settings(max_examples=min(4, settings.default.max_examples), deadline=None)
+@given(episodes=unsplit_and_split())
+def test_split_episode_has_gradient_of_whole_episode(
+    name: str, episodes: tuple[list[list[ScoredRollout]], list[list[ScoredRollout]]]
+) -> None:
+    known = {"reference": strategies.tiny_llama(seed=9), "kl": IN_REWARD, "kl_coefficient": 0.3}
+    built = [build_episodes(groups, name, **known).samples for groups in episodes]
+    assert sum(int(sample.loss_mask.sum()) for sample in built[0]) == sum(int(s.loss_mask.sum()) for s in built[1])
+    gradients = [gradient_of_step(name, samples) for samples in built]
+    if float(gradients[0].norm()) > 0.0:
+        assert_same(gradients[1], gradients[0], 1e-4)  # log-probabilities of the reference are float32
+
+
+def gradient_of_step(name: str, samples: Sequence[TrainingSample]) -> torch.Tensor:
+    """The gradient of a step on the samples, by the code of an update."""
+    learner = make_learner(name, kl=IN_REWARD)
+    learner.trial(samples)
+    found = [p.grad.flatten() for p in learner.policy.parameters() if p.grad is not None]
+    return torch.cat(found) if found else torch.zeros(1)
+
+
+def test_shared_answer_is_trained_once() -> None:
+    main = strategies.scored_rollout(1.0, completion_ids=(3, 4, 5, 6), loss_mask=(True, True, False, True))
+    branch = strategies.scored_rollout(None, completion_ids=(3, 4, 8, 9), loss_mask=(False, False, False, True))
+    first, second, _ = build_episodes([[strategies.forked(main, branch), strategies.scored_rollout(0.0)]]).samples
+    assert first.loss_mask.tolist() == [True, True, False, True]
+    assert second.loss_mask.tolist() == [False, False, False, True]
+    assert second.advantages.tolist() == [0.0, 0.0, 0.0, first.advantages[0]]
+
+
+def test_reward_moves_to_next_sample_with_own_token() -> None:
+    nothing = strategies.scored_rollout(1.0, completion_ids=(3, 4), loss_mask=(False, False))
+    item = strategies.forked(nothing, strategies.scored_rollout(None, completion_ids=(5, 6, 7)))
+    (sample, _) = build_episodes([[item, strategies.scored_rollout(0.0)]]).samples
+    assert sample.completion_ids == (5, 6, 7)
+    assert token_rewards(item, "score").tolist() == [0.0, 0.0, 1.0]
+
+
+def test_reward_comes_at_end_of_last_answer() -> None:
+    item = strategies.forked(strategies.scored_rollout(1.0), strategies.scored_rollout(None, completion_ids=(5, 6)))
+    assert token_rewards(item, "score").tolist() == [0.0, 0.0, 1.0, 0.0, 0.0]
+
+
+def test_truncated_last_answer_masks_episode() -> None:
+    cut = strategies.scored_rollout(None, completion_ids=(5, 6), finish_reason="length")
+    short = strategies.scored_rollout(1.0, finish_reason="length")
+    rest = [strategies.scored_rollout(0.0), strategies.scored_rollout(0.5)]
+    by_branch = build_episodes([[strategies.forked(strategies.scored_rollout(1.0), cut), *rest]], truncated="mask")
+    by_last = build_episodes([[strategies.forked(short, cut), *rest]], truncated="mask")
+    assert [sample.episode for sample in by_branch.samples] == [0, 0, 1, 2]
+    assert [sample.episode for sample in by_last.samples] == [0, 1]
+
+
+def test_critic_refuses_branches() -> None:
+    critic = ScalarHeadModel.with_random_head(strategies.tiny_llama(seed=1), torch.Generator().manual_seed(0))
+    with pytest.raises(
+        TrainingError, match="an episode has 4 samples, and the advantages of a critic need one"
+    ) as caught:
+        build_episodes([four_branches()], "ppo", critic=critic)
+    assert "another history" in caught.value.where
+    assert "sampling.agent.branches" in caught.value.fix
+
+
+def test_minibatch_holds_whole_groups_of_branches() -> None:
+    groups = [four_branches() for _ in range(3)]
+    for number, group in enumerate(groups):
+        for index, item in enumerate(group):
+            prompt = dataclasses.replace(item.rollout.prompt, token_ids=(1, 2 + number, 20 + index))
+            group[index] = dataclasses.replace(item, rollout=dataclasses.replace(item.rollout, prompt=prompt))
+    dealt = split_by_group(build_episodes(groups).samples, 2, seed=0, epoch=0)
+    assert sorted(len({sample.group for sample in each}) for each in dealt) == [1, 2]
+    assert not {sample.group for sample in dealt[0]} & {sample.group for sample in dealt[1]}
+
+
+def test_groups_with_equal_prompts_are_separate() -> None:
+    # Agents begin every episode alike, and an iteration may have a prompt twice.
+    groups = [[strategies.scored_rollout(value) for value in (1.0, 0.0)] for _ in range(4)]
+    dealt = split_by_group(build_episodes(groups).samples, 2, seed=0, epoch=0)
+    assert [len({sample.group for sample in each}) for each in dealt] == [2, 2]
+    assert not {sample.group for sample in dealt[0]} & {sample.group for sample in dealt[1]}
+
+
+def test_digest_covers_episode_and_group() -> None:
+    (sample, *_) = build_episodes([four_branches()]).samples
+    others = [dataclasses.replace(sample, **{name: 9}) for name in ("episode", "group")]
+    assert len({digest(each) for each in (sample, *others)}) == 3
+
+
+TAUGHT = KlConfig(coefficient=1.0, apply_to="reward")
+
+
+def distil_config(**settings: object) -> RlConfig:
+    return strategies.rl_config("distil", **({"kl": TAUGHT, "update": update_config(), "group_size": 1} | settings))
+
+
+def distilled_experience(policy: LlamaForCausalLM, teacher: LlamaForCausalLM, seed: int = 3) -> Experience:
+    """That of some completions which no reward judges."""
+    rollouts = [item.rollout for group in strategies.random_groups(policy, seed, num_prompts=6) for item in group]
+    scores = WeightedReward(())(rollouts)
+    assert [score.value for score in scores] == [0.0] * len(rollouts)
+    groups = [
+        [replace(strategies.scored_rollout(0.0), rollout=rollout, score=score)]
+        for rollout, score in zip(rollouts, scores, strict=True)
+    ]
+    judges = ScoringModels(policy=policy, reference=teacher, critic=None, temperature=1.0, tokens_per_microbatch=64)
+    return build_experience(
+        groups,
+        resolve_algorithm(distil_config()),
+        judges,
+        kl=TAUGHT,
+        kl_coefficient=1.0,
+        truncated="score",
+        need_old_logprobs=True,
+    )
+
+
+def test_distillation_advantage_is_log_ratio_to_teacher() -> None:
+    policy, teacher = strategies.tiny_llama(seed=0), strategies.tiny_llama(seed=1)
+    experience = distilled_experience(policy, teacher)
+    assert experience.metrics["groups/zero_signal"] == 0.0
+    for sample in experience.samples:
+        sequence = TokenSequence(prompt_ids=sample.prompt_ids, completion_ids=sample.completion_ids)
+        theirs, own = (one_at_a_time(model, sequence).detach() for model in (teacher, policy))
+        torch.testing.assert_close(sample.advantages, (theirs - own) * sample.loss_mask, rtol=1e-3, atol=1e-4)
+
+
+def test_distillation_from_itself_moves_nothing() -> None:
+    policy, teacher = strategies.tiny_llama(), strategies.tiny_llama()
+    experience = distilled_experience(policy, teacher)
+    assert all(not bool(sample.advantages.any()) for sample in experience.samples)
+    assert (experience.metrics["kl/ref"], experience.metrics["groups/zero_signal"]) == (0.0, 1.0)
+    learner = Learner(policy, None, algorithm=resolve_algorithm(distil_config()), config=distil_config())
+    before = weights_of(policy).clone()
+    stats = learner.update(experience.samples, seed=0)
+    assert not stats.moved
+    assert torch.equal(weights_of(policy), before)

@@ -1,31 +1,34 @@
-"""The learner's guards and its state: what stops an update, what an update leaves, and what it reports."""
+"""Guards of the learner: skipped steps, early stops, warm-up, penalties, and its metrics."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 
-from rlcore.config import CriticConfig, KlConfig, OptimConfig, RolloutCorrectionConfig
+from rlcore.algorithms.kl import PenaltyController
+from rlcore.checks.health import check_health
+from rlcore.config import CriticConfig, HealthConfig, KlConfig, OptimConfig, RolloutCorrectionConfig
 from rlcore.errors import NonFiniteError
-from rlcore.models.policy import score_sequences
-from rlcore.text.packing import TokenSequence
+from rlcore.models.policy import completion_logprobs, score_sequences
+from rlcore.text.packing import TokenSequence, pack
 from rlcore.training.learner import Learner
 from rlcore.training.loss_scale import LossScale
+from rlcore.training.minibatches import num_policy_tokens, token_sequences
 from rlcore.types import TrainingSample
 from tests import strategies
-from tests.learners import make_learner, on_policy_samples, update_config, weights_of
+from tests.learners import assert_same, make_learner, on_policy_samples, shared_learner, update_config, weights_of
+from tests.rlcore.training.test_learner import prompts_forwarded, with_silent_group
 
 NO_SKIPS = update_config(max_skipped_steps=0)
-FIELDS = ["sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns"]
 
 
-@pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_non_finite_sample_is_named_and_nothing_changes(field: str, bad: float) -> None:
+@pytest.mark.parametrize(("field", "bad"), [("advantages", math.nan), ("returns", math.inf)])
+def test_non_finite_sample_is_named(field: str, bad: float) -> None:
     samples = strategies.random_samples(0)
     broken = getattr(samples[7], field).clone()
     broken[-1] = bad
@@ -41,7 +44,7 @@ def test_a_non_finite_sample_is_named_and_nothing_changes(field: str, bad: float
     assert learner.policy_version == 0
 
 
-def test_a_non_finite_loss_stops_before_the_step() -> None:
+def test_non_finite_loss_stops_before_step() -> None:
     learner = make_learner("ppo", update=NO_SKIPS)
     assert learner.critic is not None
     with torch.no_grad():
@@ -52,7 +55,7 @@ def test_a_non_finite_loss_stops_before_the_step() -> None:
     assert torch.equal(weights_of(learner.critic), before)
 
 
-def test_an_overflowing_gradient_of_the_policy_moves_neither_policy_nor_critic() -> None:
+def test_overflowing_gradient_moves_no_model() -> None:
     samples = [
         dataclasses.replace(sample, advantages=sample.advantages.sign() * 1e30)
         for sample in strategies.random_samples(0, dtype=torch.float32)
@@ -66,7 +69,7 @@ def test_an_overflowing_gradient_of_the_policy_moves_neither_policy_nor_critic()
     assert torch.equal(weights_of(learner.critic), before[1])
 
 
-def test_an_update_that_was_given_up_leaves_no_gradient_behind() -> None:
+def test_failed_update_leaves_no_gradient() -> None:
     samples = strategies.random_samples(0)
     spoilt, fresh = make_learner(update=NO_SKIPS), make_learner()
     with torch.no_grad():
@@ -94,7 +97,7 @@ def with_overflow(samples: Sequence[TrainingSample], prompt: tuple[int, ...]) ->
     ]
 
 
-def test_a_step_that_overflows_is_skipped_and_counted_and_the_others_are_taken() -> None:
+def test_overflowing_step_is_skipped() -> None:
     samples = strategies.random_samples(0, dtype=torch.float32)
     config = update_config(num_minibatches=3)
     learner, sound = (make_learner(dtype=torch.float32, update=config) for _ in range(2))
@@ -106,7 +109,7 @@ def test_a_step_that_overflows_is_skipped_and_counted_and_the_others_are_taken()
     assert "update/skipped_steps" not in sound.update(samples, seed=0).metrics
 
 
-def test_an_update_may_skip_all_of_its_steps_until_too_many_in_a_row_were_skipped() -> None:
+def test_too_many_skipped_steps_are_an_error() -> None:
     samples = strategies.random_samples(0, dtype=torch.float32)
     update = update_config(max_skipped_steps=2)
     learner = make_learner(dtype=torch.float32, update=update, num_iterations=9)
@@ -124,7 +127,7 @@ def test_an_update_may_skip_all_of_its_steps_until_too_many_in_a_row_were_skippe
         learner.update(bad, seed=0)
 
 
-def test_a_skipped_step_leaves_the_scale_of_the_loss_and_a_step_without_signal_does_not_end_the_row() -> None:
+def test_skipped_step_keeps_loss_scale() -> None:
     learner = make_learner(dtype=torch.float32, update=update_config(max_skipped_steps=2), num_iterations=9)
     learner.loss_scale = LossScale(4.0, 7, adapts=True)
     samples = strategies.random_samples(0, dtype=torch.float32)
@@ -144,7 +147,7 @@ def test_a_skipped_step_leaves_the_scale_of_the_loss_and_a_step_without_signal_d
         learner.update(bad, seed=0)
 
 
-def test_no_step_of_the_last_iteration_is_skipped() -> None:
+def test_last_iteration_skips_no_step() -> None:
     learner = make_learner(dtype=torch.float32, update=update_config(max_skipped_steps=2), num_iterations=2)
     samples = strategies.random_samples(0, dtype=torch.float32)
     bad = [dataclasses.replace(sample, advantages=sample.advantages.sign() * 1e30) for sample in samples]
@@ -162,7 +165,7 @@ def count_steps(learner: Learner, samples: Sequence[TrainingSample]) -> tuple[in
     return len(steps), dict(stats.metrics)
 
 
-def test_epochs_stop_early_by_the_kl_of_the_last_epoch() -> None:
+def test_early_stop_by_kl_of_last_epoch() -> None:
     samples = on_policy_samples(strategies.tiny_llama())
 
     def run(epochs: int, max_kl: float) -> tuple[int, dict[str, float]]:
@@ -182,7 +185,7 @@ PLACEMENTS = [KlConfig(coefficient=1e-6), KlConfig(coefficient=1e-6, apply_to="r
 
 
 @pytest.mark.parametrize("kl", PLACEMENTS)
-def test_epochs_stop_early_by_the_kl_to_the_reference_and_not_at_the_limit_itself(kl: KlConfig) -> None:
+def test_early_stop_by_kl_to_reference(kl: KlConfig) -> None:
     # The reference gives every token 0.5 nats less, the policy stays where it is: k3 = exp(-0.5) + 0.5 - 1 = 0.10653.
     # What the mask leaves out counts neither above nor below the line.
     samples = [
@@ -211,7 +214,7 @@ def test_epochs_stop_early_by_the_kl_to_the_reference_and_not_at_the_limit_itsel
 
 
 @pytest.mark.parametrize("kl", PLACEMENTS)
-def test_the_kl_to_the_reference_is_that_of_the_last_epoch_and_of_the_policy_that_moved(kl: KlConfig) -> None:
+def test_kl_to_reference_is_of_last_epoch(kl: KlConfig) -> None:
     samples = [
         dataclasses.replace(sample, ref_logprobs=sample.old_logprobs)
         for sample in on_policy_samples(strategies.tiny_llama())
@@ -234,7 +237,7 @@ def test_the_kl_to_the_reference_is_that_of_the_last_epoch_and_of_the_policy_tha
     assert count_steps(learner(4, 1e6), samples)[0] == 4
 
 
-def test_on_the_first_pass_nothing_is_clipped_and_later_the_ratio_moves() -> None:
+def test_first_pass_clips_nothing() -> None:
     policy = strategies.tiny_llama()
     samples = on_policy_samples(policy)
     first = (
@@ -250,13 +253,13 @@ def test_on_the_first_pass_nothing_is_clipped_and_later_the_ratio_moves() -> Non
     assert several["kl/old"] > 0.0
 
 
-def test_one_step_needs_no_old_log_probabilities_and_more_steps_do() -> None:
+def test_needs_old_logprobs() -> None:
     assert not make_learner(update=update_config()).needs_old_logprobs
     assert make_learner(update=update_config(num_epochs=2)).needs_old_logprobs
     assert make_learner(update=update_config(num_minibatches=2)).needs_old_logprobs
 
 
-def test_while_the_critic_warms_up_the_policy_stays_as_it_is() -> None:
+def test_policy_waits_for_critic_warmup() -> None:
     samples = strategies.random_samples(0)
     learner = make_learner("ppo", critic=CriticConfig(warmup_iterations=2, learning_rate=1e-3))
     assert learner.critic is not None
@@ -272,27 +275,13 @@ def test_while_the_critic_warms_up_the_policy_stays_as_it_is() -> None:
     assert not torch.equal(weights_of(learner.policy), policy)
 
 
-def test_the_value_head_follows_the_schedule_of_its_backbone() -> None:
-    optim = OptimConfig(warmup_steps=4, schedule="linear")
-    learner = make_learner("ppo", update=update_config(optim=optim), critic=CriticConfig(learning_rate=1e-3))
-    assert learner.critic is not None
-    head = learner.critic.head.weight
-    groups = [g for g in learner.critic_optimizer.param_groups if any(p is head for p in g["params"])]
-    rates = []
-    for seed in range(3):
-        rates.append(groups[0]["lr"])
-        learner.update(strategies.random_samples(seed), seed=seed)
-    assert len(groups) == 1
-    assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3])
-
-
-def test_the_learning_rates_of_policy_and_critic_are_their_own() -> None:
+def test_policy_and_critic_have_own_learning_rates() -> None:
     learner = make_learner("ppo", learning_rate=1e-2, critic=CriticConfig(learning_rate=1e-4))
     metrics = learner.update(strategies.random_samples(0), seed=0).metrics
     assert (metrics["learning_rate"], metrics["critic/learning_rate"]) == (1e-2, 1e-4)
 
 
-def test_the_same_seed_gives_the_same_weights_bit_for_bit_and_another_seed_does_not() -> None:
+def test_seed_determines_weights() -> None:
     def run(seed: int) -> torch.Tensor:
         learner = make_learner(dtype=torch.float32, update=update_config(num_minibatches=3, num_epochs=2))
         learner.update(strategies.random_samples(0, dtype=torch.float32), seed=seed)
@@ -302,13 +291,13 @@ def test_the_same_seed_gives_the_same_weights_bit_for_bit_and_another_seed_does_
     assert not torch.equal(run(1), run(2))
 
 
-def test_the_kl_controller_moves_with_what_it_observes() -> None:
+def test_observed_kl_moves_coefficient() -> None:
     learner = make_learner(kl=KlConfig(coefficient=0.1, apply_to="reward", target=2.0, horizon=100))
     learner.observe_kl(4.0, 50)
     assert learner.kl.coefficient == pytest.approx(0.1 * (1 + 0.2 * 0.5))
 
 
-def test_the_critic_may_have_a_schedule_and_a_clipping_of_its_own() -> None:
+def test_critic_has_own_schedule_and_clipping() -> None:
     optim = OptimConfig(warmup_steps=4, max_grad_norm=1e-3)
     learner = make_learner("ppo", critic=CriticConfig(learning_rate=1e-3, optim=optim, clip_range=0.0))
     assert learner.critic is not None
@@ -327,11 +316,168 @@ def test_the_critic_may_have_a_schedule_and_a_clipping_of_its_own() -> None:
     assert metrics["critic/gradient_norm"] > 1e-2
 
 
-def test_a_huber_loss_bounds_what_one_wild_return_does_to_the_critic() -> None:
-    def norm(**settings: float) -> float:
-        samples = strategies.random_samples(0)
-        samples[0] = dataclasses.replace(samples[0], returns=torch.full_like(samples[0].returns, 1e4))
-        learner = make_learner("ppo", critic=CriticConfig(clip_range=0.0, **settings))
-        return float(learner.update(samples, seed=0).metrics["critic/gradient_norm"])
+SEVERAL = update_config(num_epochs=2, num_minibatches=2)
 
-    assert norm(huber_delta=1.0) < 1e-2 * norm()
+
+def samples_with_hole(learner: Learner) -> list[TrainingSample]:
+    """Samples with the learner's own log-probabilities, one token of them masked and NaN."""
+    first, *others = on_policy_samples(learner.policy)
+    hole = torch.zeros_like(first.loss_mask).index_fill(0, torch.tensor([0]), True)
+    masked = {"loss_mask": first.loss_mask & ~hole, "old_logprobs": first.old_logprobs.masked_fill(hole, torch.nan)}
+    return [dataclasses.replace(first, **masked), *others]
+
+
+def penalty_learner(target: float = 0.01, *, budget: int = 8192, **settings: object) -> Learner:
+    update = dataclasses.replace(SEVERAL, tokens_per_microbatch=budget)
+    learner = make_learner("ppo_penalty", **({"update": update, "learning_rate": 1e-3} | settings))
+    learner.penalty = PenaltyController(coefficient=1.0, target=target)
+    return learner
+
+
+def test_penalty_follows_kl_after_update() -> None:
+    learner = penalty_learner()
+    samples = samples_with_hole(learner)
+    metrics = learner.update(samples, seed=0).metrics
+    after = torch.cat(score_sequences(learner.policy, token_sequences(samples), tokens_per_microbatch=64))
+    mask = torch.cat([sample.loss_mask for sample in samples])
+    d = (after - torch.cat([sample.old_logprobs for sample in samples]))[mask].double()
+    measured = float((d.exp() - d - 1.0).mean())
+    assert measured > 1e-6
+    assert metrics["kl/after_update"] == pytest.approx(measured, rel=1e-6)
+    assert metrics["kl/after_update"] != metrics["kl/old"]  # which has the policy before each step
+    assert metrics["kl/penalty_coefficient"] == 1.0
+    for target, expected in ((measured / 2, 2.0), (measured, 1.0), (measured * 2, 0.5)):
+        other = penalty_learner(target)
+        other.update(samples, seed=0)
+        assert other.penalty == PenaltyController(coefficient=expected, target=target)
+        assert other.update(samples, seed=1).metrics["kl/penalty_coefficient"] == expected
+
+
+def test_penalty_does_not_depend_on_micro_batches() -> None:
+    whole, small = (penalty_learner(budget=budget) for budget in (8192, 16))
+    samples = samples_with_hole(whole)
+    first, second = (learner.update(samples, seed=0).metrics for learner in (whole, small))
+    assert first["kl/after_update"] == pytest.approx(second["kl/after_update"], rel=1e-6)
+    assert whole.penalty == small.penalty
+    assert_same(weights_of(small.policy), weights_of(whole.policy), 1e-9)
+
+
+def test_penalty_stays_if_policy_did_not_move() -> None:
+    learner = penalty_learner(critic=CriticConfig(warmup_iterations=1))
+    samples = samples_with_hole(learner)
+    assert "kl/after_update" not in learner.update(samples, seed=0).metrics
+    assert learner.penalty == PenaltyController(coefficient=1.0, target=0.01)
+    assert "kl/after_update" in learner.update(samples, seed=1).metrics
+
+
+def test_penalty_keeps_silent_groups() -> None:
+    learner = make_learner("grpo")
+    learner.penalty = PenaltyController(coefficient=1.0, target=0.01)
+    assert prompts_forwarded(learner, with_silent_group(5)) == {1, 2, 3}
+
+
+CORRECTED = RolloutCorrectionConfig(mode="truncate")
+
+
+def silenced(samples: Sequence[TrainingSample], *, prompts: set[tuple[int, ...]] | None = None) -> list[TrainingSample]:
+    """The samples, those of some prompts (or all) without advantages."""
+    return [
+        dataclasses.replace(sample, advantages=torch.zeros_like(sample.advantages))
+        if prompts is None or sample.prompt_ids in prompts
+        else sample
+        for sample in samples
+    ]
+
+
+def warming_up(make: Any, **settings: Any) -> Learner:
+    """A learner whose critic alone learns in the first iteration."""
+    learner: Learner = make(critic=CriticConfig(warmup_iterations=1, **settings))
+    return learner
+
+
+LEARNERS = {
+    "grpo": lambda: make_learner(),
+    "kl in the loss": lambda: make_learner(kl=KlConfig(coefficient=0.1)),
+    "kl limit": lambda: make_learner(
+        update=update_config(early_stop_ref_kl=1.0), kl=KlConfig(coefficient=0.1, apply_to="reward")
+    ),
+    "several steps": lambda: make_learner(update=update_config(num_epochs=2, num_minibatches=2)),
+    "ppo": lambda: warming_up(lambda **settings: make_learner("ppo", **settings)),
+    "ppo head": lambda: warming_up(shared_learner, architecture="shared"),
+    "ppo kl in the loss": lambda: warming_up(
+        lambda **settings: make_learner("ppo", kl=KlConfig(coefficient=0.1), **settings)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_every_update_has_the_same_metrics(name: str) -> None:
+    learner, samples = LEARNERS[name](), strategies.random_samples(0)
+    iterations = [silenced(samples), samples, silenced(samples), samples]
+    rows = [dict(learner.update(one, seed=seed).metrics) for seed, one in enumerate(iterations)]
+    assert len({frozenset(row) for row in rows}) == 1
+    assert {"entropy", "kl/old", "clip/fraction", "mismatch/kl", "mismatch/ess", "gradient_norm"} <= set(rows[0])
+    assert all(math.isfinite(value) for row in rows for value in row.values())
+
+
+@pytest.mark.parametrize(("epochs", "minibatches"), [(1, 1), (3, 2)])
+def test_token_fraction_is_share_of_groups_with_signal(epochs: int, minibatches: int) -> None:
+    samples = strategies.random_samples(0)
+    silent = {samples[0].prompt_ids}
+    kept = [sample for sample in samples if sample.prompt_ids not in silent]
+    update = update_config(num_epochs=epochs, num_minibatches=minibatches)
+    metrics = make_learner(update=update).update(silenced(samples, prompts=silent), seed=0).metrics
+    assert metrics["update/token_fraction"] == pytest.approx(num_policy_tokens(kept) / num_policy_tokens(samples))
+    assert 0.1 < metrics["update/token_fraction"] < 0.9
+    assert make_learner(update=update).update(samples, seed=0).metrics["update/token_fraction"] == 1.0
+    with_kl = make_learner(update=update, kl=KlConfig(coefficient=0.1))
+    assert with_kl.update(silenced(samples, prompts=silent), seed=0).metrics["update/token_fraction"] == 1.0
+
+
+def test_metrics_without_signal_describe_policy() -> None:
+    learner = make_learner(update=update_config(rollout_correction=CORRECTED))
+    samples = silenced(strategies.random_samples(0))
+    metrics = learner.update(samples, seed=0).metrics
+    (batch,) = pack(token_sequences(samples), tokens_per_microbatch=10_000)
+    logprobs, entropy = completion_logprobs(learner.policy, batch)
+    mask = torch.cat([samples[number].loss_mask for number in batch.sequences.tolist()])
+    sampled = torch.cat([samples[number].sampler_logprobs for number in batch.sequences.tolist()])
+    difference = (logprobs - sampled)[mask].detach()
+    assert metrics["update/token_fraction"] == 1.0
+    assert metrics["entropy"] == pytest.approx(float(entropy[mask].mean().detach()), rel=1e-9)
+    assert metrics["mismatch/mean_abs"] == pytest.approx(float(difference.abs().mean()), rel=1e-9)
+    assert metrics["mismatch/max_abs"] == pytest.approx(float(difference.abs().max()), rel=1e-9)
+    assert (metrics["kl/old"], metrics["clip/fraction"], metrics["gradient_norm"]) == (0.0, 0.0, 0.0)
+
+
+def test_metrics_without_signal_need_one_micro_batch() -> None:
+    learner = make_learner(update=update_config(tokens_per_microbatch=16))
+    samples = silenced(strategies.random_samples(0))
+    batches = pack(token_sequences(samples), tokens_per_microbatch=16)
+    assert len(batches) > 2
+    shares = {round(learner.update(samples, seed=seed).metrics["update/token_fraction"], 6) for seed in range(12)}
+    possible = {
+        round(
+            num_policy_tokens([samples[number] for number in batch.sequences.tolist()]) / num_policy_tokens(samples), 6
+        )
+        for batch in batches
+    }
+    assert shares <= possible
+    assert len(shares) > 1  # not the longest every time
+
+
+def clip_history(*fractions: float | None) -> list[dict[str, float]]:
+    """A history of clip fractions; None: an iteration without a gradient, whose fraction is 0."""
+    return [
+        {"iteration": place, "clip/fraction": fraction or 0.0, "gradient_norm": 0.0 if fraction is None else 1.0}
+        for place, fraction in enumerate(fractions, start=1)
+    ]
+
+
+def test_iterations_without_step_do_not_count_as_clipped() -> None:
+    patient = check_health(clip_history(0.1, 0.9, 0.9, None, 0.9, None, 0.9), HealthConfig())
+    assert [(finding.level, finding.since) for finding in patient.findings] == [("alarm", 2)]
+    assert patient.last_healthy == 0
+    stopped = check_health(clip_history(0.1, 0.9, 0.9, None, 0.9, None, 0.9, 0.9), HealthConfig())
+    assert stopped.stop is not None
+    assert check_health(clip_history(None, None, None), HealthConfig()).findings == ()

@@ -1,16 +1,23 @@
-"""Samples dealt into minibatches, and the flat per-token fields of a micro-batch of them."""
+"""Minibatches, their loss and their metrics."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from rlcore.algorithms.objective import LossOutput
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.errors import NonFiniteError
+from rlcore.config import CriticConfig
+from rlcore.distributed.ranks import ONE, Ranks
+from rlcore.errors import CanaryError, NonFiniteError
 from rlcore.text.packing import pack
+from rlcore.training.learner import Learner
+from rlcore.training.losses import critic_loss
 from rlcore.training.minibatches import (
     Columns,
     num_policy_tokens,
@@ -19,11 +26,15 @@ from rlcore.training.minibatches import (
     token_sequences,
     token_weights,
 )
+from rlcore.training.sample_digests import digest_of, require_same
+from rlcore.training.update_stats import StatAccumulator
 from rlcore.types import TrainingSample
 from tests import strategies
+from tests.learners import make_learner, update_config
+from tests.ranks import on_ranks
 
 
-def test_every_group_is_in_exactly_one_minibatch_and_whole() -> None:
+def test_every_group_is_whole_in_one_minibatch() -> None:
     samples = strategies.random_samples(0, num_prompts=5, group_size=3)
     dealt = split_by_group(samples, 2, seed=0, epoch=0)
     assert sorted(map(len, dealt)) == [6, 9]
@@ -32,7 +43,7 @@ def test_every_group_is_in_exactly_one_minibatch_and_whole() -> None:
     assert sorted(id(sample) for minibatch in dealt for sample in minibatch) == sorted(map(id, samples))
 
 
-def test_the_order_is_a_function_of_seed_and_epoch_and_there_is_no_empty_minibatch() -> None:
+def test_order_depends_on_seed_and_epoch() -> None:
     samples = strategies.random_samples(0, num_prompts=6, group_size=1)
     assert split_by_group(samples, 2, seed=0, epoch=1) == split_by_group(samples, 2, seed=0, epoch=1)
     assert split_by_group(samples, 2, seed=0, epoch=1) != split_by_group(samples, 2, seed=0, epoch=2)
@@ -54,7 +65,7 @@ def sample_of(mask: list[bool], episode: int) -> TrainingSample:
     )
 
 
-def test_the_weights_of_a_step_are_those_of_its_padded_mask_cut_to_each_completion() -> None:
+def test_token_weights_by_hand() -> None:
     # Two completions of 2 and 4 tokens, the second with one that is not the policy's: GRPO gives 1 / (2 * own tokens).
     samples = [sample_of([True, True], 0), sample_of([True, False, True, True], 1)]
     weights = token_weights(ALGORITHMS["grpo"], samples)
@@ -65,7 +76,7 @@ def test_the_weights_of_a_step_are_those_of_its_padded_mask_cut_to_each_completi
     assert num_policy_tokens(samples) == 5
 
 
-def test_columns_stand_in_the_order_of_the_batch_s_targets() -> None:
+def test_columns_follow_targets() -> None:
     samples = strategies.random_samples(3, num_prompts=3, group_size=2)
     weights = [torch.full((len(sample.completion_ids),), float(number)) for number, sample in enumerate(samples)]
     (batch,) = pack(token_sequences(samples), tokens_per_microbatch=10_000)
@@ -84,7 +95,7 @@ def test_columns_stand_in_the_order_of_the_batch_s_targets() -> None:
     "field", ["sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns"]
 )
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_a_number_that_is_not_finite_is_named_where_it_trains(field: str, number: float) -> None:
+def test_non_finite_number_is_named(field: str, number: float) -> None:
     samples = strategies.random_samples(0, num_prompts=2, group_size=2)
     wrong = getattr(samples[2], field).clone()
     wrong[-1] = number  # the last token is always the policy's own
@@ -94,7 +105,158 @@ def test_a_number_that_is_not_finite_is_named_where_it_trains(field: str, number
     assert "sample 2 " in str(caught.value)
 
 
-def test_what_is_not_trained_on_may_be_anything() -> None:
+def test_untrained_number_may_be_nan() -> None:
     (sample,) = strategies.random_samples(0, num_prompts=1, group_size=1, max_tokens=1)
     nothing = torch.full((1,), math.nan, dtype=torch.float64)
     require_finite([dataclasses.replace(sample, loss_mask=torch.tensor([False]), advantages=nothing)])
+
+
+def one_sample(*, returns: list[float], loss_mask: list[bool]) -> TrainingSample:
+    """A completion of three tokens whose values were 0 before the update."""
+    (sample,) = strategies.random_samples(0, num_prompts=1, group_size=1)
+    zeros = torch.zeros(3)
+    names = ("sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values")
+    return dataclasses.replace(
+        sample,
+        completion_ids=(3, 4, 5),
+        loss_mask=torch.tensor(loss_mask),
+        returns=torch.tensor(returns),
+        **dict.fromkeys(names, zeros),
+    )
+
+
+def columns_of(sample: TrainingSample) -> Columns:
+    (batch,) = pack(token_sequences([sample]), tokens_per_microbatch=64)
+    return Columns([sample], [torch.tensor([0.5, 0.25, 0.25])], batch)
+
+
+def test_critic_loss_by_hand() -> None:
+    # Errors 1, -2, 3: squares 1, 4, 9, halved, times 0.5, 0.25, 0.25: 0.25 + 0.5 + 1.125.
+    columns = columns_of(one_sample(returns=[0.0, 3.0, 0.0], loss_mask=[True, True, True]))
+    totals = StatAccumulator()
+    loss = critic_loss(columns, torch.tensor([1.0, 1.0, 3.0]), CriticConfig(clip_range=0.0), totals)
+    assert float(loss) == pytest.approx(1.875)
+    assert totals.means()["loss/value"] == pytest.approx(1.875)
+
+
+def test_masked_token_has_no_critic_loss() -> None:
+    columns = columns_of(one_sample(returns=[0.0, math.nan, 0.0], loss_mask=[True, False, True]))
+    predicted = torch.tensor([1.0, 5.0, 0.0], requires_grad=True)
+    loss = critic_loss(columns, predicted, CriticConfig(clip_range=0.0), StatAccumulator())
+    (gradient,) = torch.autograd.grad(loss, predicted)
+    assert float(loss.detach()) == pytest.approx(0.25)
+    assert gradient.tolist() == [0.5, 0.0, 0.0]
+
+
+def micro_output(num_tokens: int, loss: float = 0.0, **sums: float) -> LossOutput:
+    """The outcome of one micro-batch."""
+    named = {"kl/old": 0.0, "clip/low": 0.0, "clip/high": 0.0, "mismatch/weight": 1.0, "mismatch/weight_squared": 1.0}
+    named |= {name.replace("__", "/"): value for name, value in sums.items()}
+    return LossOutput(
+        loss=torch.tensor(loss),
+        sums={name: torch.tensor(value) for name, value in named.items()},
+        maxima={"mismatch/max_abs": torch.tensor(float(num_tokens))},
+        num_tokens=torch.tensor(num_tokens),
+    )
+
+
+def test_means_are_over_tokens() -> None:
+    # 6 over 2 tokens and 0 over 4: the mean is 1, while the mean of means would be 1.5.
+    totals = StatAccumulator()
+    totals.add(micro_output(2, kl__old=6.0))
+    totals.add(micro_output(4, kl__old=0.0))
+    assert totals.means()["kl/old"] == 1.0
+    assert totals.means()["mismatch/max_abs"] == 4.0
+
+
+def test_losses_are_averaged_over_steps() -> None:
+    totals = StatAccumulator()
+    for _ in range(2):  # two steps of two micro-batches
+        totals.add(micro_output(1, loss=0.25))
+        totals.add(micro_output(1, loss=0.5))
+        totals.record("gradient_norm", 3.0)
+    totals.record("gradient_norm", 9.0)
+    assert totals.means()["loss/policy"] == pytest.approx(1.5 / 3)
+    assert totals.means()["gradient_norm"] == 5.0
+
+
+def test_effective_sample_size_by_hand() -> None:
+    # Weights 1 and 2: (1 + 2)^2 / (2 * (1 + 4)) = 0.9.
+    totals = StatAccumulator()
+    totals.add(micro_output(2, mismatch__weight=3.0, mismatch__weight_squared=5.0))
+    means = totals.means()
+    assert means["mismatch/ess"] == pytest.approx(0.9)
+    assert not {"mismatch/weight", "mismatch/weight_squared"} & means.keys()
+
+
+def test_clip_fraction_is_sum_of_sides() -> None:
+    totals = StatAccumulator()
+    totals.add(micro_output(10, clip__low=1.0, clip__high=2.0))
+    assert totals.means()["clip/fraction"] == pytest.approx(0.3)
+
+
+def test_epoch_mean() -> None:
+    totals = StatAccumulator()
+    totals.add(micro_output(2, kl__old=2.0))
+    totals.begin_epoch()
+    assert totals.epoch_mean("kl/old") == 0.0
+    totals.add(micro_output(4, kl__old=12.0))
+    assert totals.epoch_mean("kl/old") == 3.0
+
+
+def test_no_tokens_have_no_metrics() -> None:
+    assert StatAccumulator().means() == {}
+
+
+TENSORS = ("loss_mask", "sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
+
+
+def test_digest_covers_every_number() -> None:
+    samples = strategies.random_samples(1)
+    assert digest_of(samples) == digest_of(samples[::-1])
+    assert digest_of(samples) != digest_of(samples[1:])
+    for name in TENSORS:
+        column = getattr(samples[0], name).clone()
+        column[-1] = ~column[-1] if column.dtype == torch.bool else column[-1] + 1e-6
+        changed: dict[str, Any] = {name: column}
+        assert digest_of([dataclasses.replace(samples[0], **changed), *samples[1:]]) != digest_of(samples)
+    longer = dataclasses.replace(samples[0], prompt_ids=(*samples[0].prompt_ids, 1))
+    assert digest_of([longer, *samples[1:]]) != digest_of(samples)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_epochs": 2, "num_minibatches": 2}, {"num_epochs": 3, "tokens_per_microbatch": 16}]
+)
+def test_update_reports_digests_of_minibatches(settings: dict[str, Any]) -> None:
+    samples = strategies.random_samples(2)
+    learner = make_learner("ppo", update=update_config(**settings))
+    (epochs,) = learner.update(samples, seed=0).arrived
+    count = settings.get("num_minibatches", 1)
+    expected = [
+        tuple(digest_of(batch) for batch in split_by_group(samples, count, seed=0, epoch=epoch))
+        for epoch in range(settings.get("num_epochs", 1))
+    ]
+    assert list(epochs) == expected
+
+
+def test_digests_reveal_changed_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    def negated(self: Learner, samples: Any, *rest: Any) -> Any:
+        return accumulate(self, [dataclasses.replace(each, advantages=-each.advantages) for each in samples], *rest)
+
+    accumulate = Learner._accumulate
+    monkeypatch.setattr(Learner, "_accumulate", negated)
+    samples = strategies.random_samples(2)
+    assert make_learner("grpo").update(samples, seed=0).arrived != (((digest_of(samples),),),)
+
+
+def test_ranks_with_different_samples_fail(tmp_path: Path) -> None:
+    def told(ranks: Ranks) -> str:
+        samples: list[TrainingSample] = strategies.random_samples(ranks.rank)
+        try:
+            require_same(samples, ranks)
+        except CanaryError as error:
+            return error.what
+        return ""
+
+    assert on_ranks(2, told, tmp_path) == ["rank 1 received other samples than rank 0"] * 2
+    require_same(strategies.random_samples(0), ONE)

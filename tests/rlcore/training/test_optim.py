@@ -1,20 +1,28 @@
-"""Optimizer and schedule: which parameters decay, the rates step by step, the guarded step."""
+"""Optimizers and schedules: rates step by step, guarded steps, and the plan of a run."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import torch
 
-from rlcore.config import OptimConfig
+from rlcore.config import CriticConfig, OptimConfig
 from rlcore.errors import ConfigError, NonFiniteError
+from rlcore.extras import install_command
 from rlcore.hardware.memory_meter import optimizer_bytes
+from rlcore.training.checkpoint import load_newest, save_checkpoint
+from rlcore.training.learner import Learner
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import clip_gradient, guarded_step, make_optimizer, make_scheduler
+from rlcore.types import TrainingSample
+from tests import learners, strategies
 
 
 def step(
@@ -28,33 +36,7 @@ def step(
     return norm, after
 
 
-def rates(num_steps: int, **settings: Any) -> list[float]:
-    """The learning rate of each step, for a base rate of 1."""
-    module, config = torch.nn.Linear(2, 1), OptimConfig(**settings)
-    optimizer = make_optimizer([(module, 1.0)], config)
-    scheduler = make_scheduler(optimizer, config, num_steps=num_steps)
-    seen = []
-    for _ in range(num_steps):
-        seen.append(float(optimizer.param_groups[0]["lr"]))
-        step(lambda scale: module(torch.ones(1, 2)).sum().mul(scale).backward(), optimizer, scheduler)
-    return seen
-
-
-def test_a_constant_schedule_stays_after_its_warm_up() -> None:
-    assert rates(5, warmup_steps=2) == [0.5, 1.0, 1.0, 1.0, 1.0]
-
-
-def test_a_linear_schedule_falls_to_zero_at_the_end() -> None:
-    # Two steps of warm-up, then 1 - done/4.
-    assert rates(6, warmup_steps=2, schedule="linear") == pytest.approx([0.5, 1.0, 1.0, 0.75, 0.5, 0.25])
-
-
-def test_a_cosine_schedule_is_half_way_down_in_the_middle() -> None:
-    expected = [0.5 * (1 + math.cos(math.pi * step / 4)) for step in range(4)]  # 1, 0.854, 0.5, 0.146
-    assert rates(4, schedule="cosine") == pytest.approx(expected)
-
-
-def test_matrices_decay_and_vectors_do_not_each_module_at_its_own_rate() -> None:
+def test_only_matrices_decay() -> None:
     first, second = torch.nn.Linear(3, 2), torch.nn.Linear(2, 2)
     second.bias.requires_grad_(False)
     optimizer = make_optimizer([(first, 0.1), (second, 0.2)], OptimConfig(weight_decay=0.5))
@@ -75,7 +57,7 @@ def steps_of(kind: Literal["adamw", "adamw_8bit"], gradients: torch.Tensor) -> t
     return module.weight.detach(), optimizer_bytes([optimizer])
 
 
-def test_moments_in_eight_bits_take_a_quarter_and_step_alike() -> None:
+def test_eight_bit_moments() -> None:
     gradients = torch.randn(10, 64, 128, generator=torch.Generator().manual_seed(0)) + 0.5
     (exact, whole), (rounded, small) = steps_of("adamw", gradients), steps_of("adamw_8bit", gradients)
     # Two bytes a weight instead of eight, two scales for each 256 weights, and two maps of 256 numbers.
@@ -87,13 +69,13 @@ def test_moments_in_eight_bits_take_a_quarter_and_step_alike() -> None:
     assert not torch.equal(rounded, exact)
 
 
-def test_without_bitsandbytes_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_bitsandbytes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes.optim", None)
-    with pytest.raises(ConfigError, match=r"rlcore\[bnb\]"):
+    with pytest.raises(ConfigError, match=re.escape(install_command("bnb"))):
         make_optimizer([(torch.nn.Linear(2, 2), 0.1)], OptimConfig(kind="adamw_8bit"))
 
 
-def test_the_guarded_step_returns_the_norm_before_clipping_and_clears_the_gradient() -> None:
+def test_guarded_step_returns_norm() -> None:
     module = torch.nn.Linear(2, 1, bias=False)
     optimizer = make_optimizer([(module, 1.0)], OptimConfig())
     module.weight.grad = torch.tensor([[3.0, 4.0]])
@@ -102,7 +84,7 @@ def test_the_guarded_step_returns_the_norm_before_clipping_and_clears_the_gradie
     assert module.weight.grad is None
 
 
-def test_clipping_scales_a_long_gradient_and_leaves_a_short_one() -> None:
+def test_clip_gradient_by_hand() -> None:
     module = torch.nn.Linear(2, 1, bias=False)
     for scale, expected in ((1.0, [0.6, 0.8]), (0.1, [0.3, 0.4])):
         module.weight.grad = torch.tensor([[3.0, 4.0]]) * scale
@@ -111,7 +93,7 @@ def test_clipping_scales_a_long_gradient_and_leaves_a_short_one() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_non_finite_gradient_takes_no_step_and_is_cleared(bad: float) -> None:
+def test_non_finite_gradient_takes_no_step(bad: float) -> None:
     module = torch.nn.Linear(2, 1, bias=False)
     optimizer = make_optimizer([(module, 1.0)], OptimConfig())
     scheduler = make_scheduler(optimizer, OptimConfig(), num_steps=1)
@@ -123,7 +105,7 @@ def test_a_non_finite_gradient_takes_no_step_and_is_cleared(bad: float) -> None:
     assert (module.weight.grad, scheduler.last_epoch) == (None, 0)
 
 
-def test_a_scaled_gradient_is_clipped_and_stepped_on_as_if_it_had_no_scale() -> None:
+def test_loss_scale_changes_no_step() -> None:
     stepped = []
     for scale in (LossScale(), LossScale(1024.0, adapts=True)):
         module = torch.nn.Linear(2, 1, bias=False)
@@ -140,7 +122,7 @@ def test_a_scaled_gradient_is_clipped_and_stepped_on_as_if_it_had_no_scale() -> 
     assert stepped[0][0] == pytest.approx(5.0)
 
 
-def test_an_overflow_is_computed_again_with_half_the_scale_and_is_one_step() -> None:
+def test_overflow_is_recomputed_with_half_scale() -> None:
     module = torch.nn.Linear(2, 1, bias=False)
     optimizer = make_optimizer([(module, 0.1)], OptimConfig())
     scheduler = make_scheduler(optimizer, OptimConfig(), num_steps=2)
@@ -156,7 +138,7 @@ def test_an_overflow_is_computed_again_with_half_the_scale_and_is_one_step() -> 
     assert scheduler.last_epoch == 1
 
 
-def test_an_overflow_that_no_scale_explains_is_an_error() -> None:
+def test_overflow_at_any_scale_is_an_error() -> None:
     module = torch.nn.Linear(2, 1, bias=False)
     optimizer = make_optimizer([(module, 0.1)], OptimConfig())
     scheduler = make_scheduler(optimizer, OptimConfig(), num_steps=1)
@@ -169,3 +151,122 @@ def test_an_overflow_that_no_scale_explains_is_an_error() -> None:
     with pytest.raises(NonFiniteError, match="gradient norm"):
         step(accumulate, optimizer, scheduler, LossScale(4.0, adapts=True))
     assert seen == [4.0, 2.0, 1.0]
+
+
+LINEAR = OptimConfig(max_grad_norm=1e9, schedule="linear")
+NUM_ITERATIONS, EPOCHS, MINIBATCHES = 3, 2, 2
+NUM_STEPS = NUM_ITERATIONS * EPOCHS * MINIBATCHES
+POLICY_RATE, CRITIC_RATE = 1e-3, 1e-2
+
+
+def planned_learner(name: str = "grpo", *, optim: OptimConfig = LINEAR, **settings: Any) -> Learner:
+    """Three iterations of two epochs of two minibatches, with a linear schedule to 0."""
+    update = {"num_epochs": EPOCHS, "num_minibatches": MINIBATCHES, "optim": optim} | settings.pop("update", {})
+    return learners.make_learner(
+        name,
+        num_iterations=NUM_ITERATIONS,
+        learning_rate=POLICY_RATE,
+        update=learners.update_config(**update),
+        critic=CriticConfig(**({"learning_rate": CRITIC_RATE} | settings.pop("critic", {}))),
+        **settings,
+    )
+
+
+def silenced(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
+    """The same samples without advantages."""
+    return [dataclasses.replace(sample, advantages=torch.zeros_like(sample.advantages)) for sample in samples]
+
+
+def record_steps(optimizer: torch.optim.Optimizer, rate: float) -> list[int]:
+    """The planned step that each of the optimizer's steps is, read from its learning rate; filled as they are taken."""
+    places: list[int] = []
+
+    def note(*_: Any) -> None:
+        places.append(round((1.0 - optimizer.param_groups[-1]["lr"] / rate) * NUM_STEPS))
+
+    optimizer.register_step_pre_hook(note)
+    return places
+
+
+def run_updates(learner: Learner, iterations: Sequence[Sequence[TrainingSample]]) -> dict[str, float]:
+    """Every iteration's update; the metrics of the last."""
+    return [dict(learner.update(samples, seed=seed).metrics) for seed, samples in enumerate(iterations)][-1]
+
+
+def test_steps_without_gradient_count() -> None:
+    learner, samples = planned_learner(), strategies.random_samples(0)
+    taken = record_steps(learner.optimizer, POLICY_RATE)
+    last = run_updates(learner, [silenced(samples), silenced(samples), samples])
+    assert taken == [8, 9, 10, 11]
+    assert last["learning_rate"] == 0.0
+
+
+def test_epochs_after_early_stop_count() -> None:
+    learner, samples = planned_learner(update={"num_epochs": 2, "early_stop_kl": 1e-9}), strategies.random_samples(0)
+    taken = record_steps(learner.optimizer, POLICY_RATE)
+    last = run_updates(learner, [samples] * 3)
+    assert taken == [0, 1, 4, 5, 8, 9]
+    assert last["learning_rate"] == 0.0
+
+
+def test_missing_minibatches_count() -> None:
+    learner, one_group = planned_learner(), strategies.random_samples(0, num_prompts=1)
+    taken = record_steps(learner.optimizer, POLICY_RATE)
+    run_updates(learner, [one_group] * 3)
+    assert taken == [0, 2, 4, 6, 8, 10]
+
+
+def test_schedules_advance_during_warmup() -> None:
+    learner, samples = planned_learner("ppo", critic={"warmup_iterations": 2}), strategies.random_samples(0)
+    critic = record_steps(learner.critic_optimizer, CRITIC_RATE)
+    policy = record_steps(learner.optimizer, POLICY_RATE)
+    last = run_updates(learner, [samples] * 3)
+    assert (critic, policy) == (list(range(12)), [8, 9, 10, 11])
+    assert (last["learning_rate"], last["critic/learning_rate"]) == (0.0, 0.0)
+
+
+def test_shared_schedule_advances_during_warmup() -> None:
+    config = CriticConfig(architecture="shared", learning_rate=CRITIC_RATE, warmup_iterations=2)
+    update = learners.update_config(num_epochs=EPOCHS, num_minibatches=MINIBATCHES, optim=LINEAR)
+    learner = learners.shared_learner(critic=config, update=update, num_iterations=NUM_ITERATIONS)
+    steps = record_steps(learner.optimizer, CRITIC_RATE)
+    run_updates(learner, [strategies.random_samples(0)] * 3)
+    assert steps == list(range(12))
+
+
+@pytest.mark.parametrize(("schedule", "end"), [("constant", POLICY_RATE), ("linear", 0.0), ("cosine", 0.0)])
+def test_schedule_ends_without_signal(schedule: Any, end: float) -> None:
+    learner = planned_learner(optim=dataclasses.replace(LINEAR, schedule=schedule, warmup_steps=5))
+    last = run_updates(learner, [silenced(strategies.random_samples(0))] * 3)
+    assert last["learning_rate"] == pytest.approx(end, abs=1e-12)
+
+
+def test_resumed_run_continues_schedule(tmp_path: Path) -> None:
+    samples = strategies.random_samples(0)
+    learner = planned_learner()
+    run_updates(learner, [samples, silenced(samples)])
+    save_checkpoint(tmp_path, 2, learner, run_state={"identity": {}})
+    resumed = planned_learner()
+    load_newest(tmp_path, resumed, identity={})
+    taken = record_steps(resumed.optimizer, POLICY_RATE)
+    run_updates(resumed, [samples])
+    assert taken == [8, 9, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "settings", "expected"),
+    [
+        (5, {"warmup_steps": 2}, [0.5, 1.0, 1.0, 1.0, 1.0]),
+        (6, {"warmup_steps": 2, "schedule": "linear"}, [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]),  # then 1 - done/4
+        (4, {"schedule": "cosine"}, [0.5 * (1 + math.cos(math.pi * step / 4)) for step in range(4)]),
+    ],
+)
+def test_schedules_by_hand(num_steps: int, settings: dict[str, Any], expected: list[float]) -> None:
+    module, config = torch.nn.Linear(2, 1), OptimConfig(**settings)
+    optimizer = make_optimizer([(module, 1.0)], config)
+    scheduler = make_scheduler(optimizer, config, num_steps=num_steps)
+    seen = []
+    for _ in range(num_steps):
+        seen.append(float(optimizer.param_groups[0]["lr"]))
+        step(lambda scale: module(torch.ones(1, 2)).sum().mul(scale).backward(), optimizer, scheduler)
+    assert seen == pytest.approx(expected)

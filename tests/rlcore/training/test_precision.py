@@ -1,4 +1,4 @@
-"""Half-precision products over float32 weights, exercised on the CPU: what a GPU chooses by itself."""
+"""Half-precision products over float32 weights, on the CPU, and the scale of a float16 loss."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rlcore.training.sft import train_sft
 from rlcore.types import Score
 from tests import strategies
 from tests.learners import gradients_of, on_policy_samples, update_config, weights_of
-from tests.rlcore.models.test_tree_attention import tree_llama
+from tests.rlcore.models.test_attention import tree_llama
 
 HALVES = [torch.bfloat16, torch.float16]
 PRECISIONS = [torch.float32, *HALVES]
@@ -56,7 +56,7 @@ def learner(dtype: torch.dtype, *, again: bool = False, name: str = "grpo", **se
 
 @pytest.mark.parametrize("dtype", HALVES)
 @pytest.mark.parametrize("again", [False, True])
-def test_gradients_of_half_precision_products_are_float32_and_close(dtype: torch.dtype, again: bool) -> None:
+def test_half_precision_gradients_are_close(dtype: torch.dtype, again: bool) -> None:
     samples = on_policy_samples(tree_llama(initializer_range=0.1))
     exact = gradients_of(learner(torch.float32), samples)
     half = learner(dtype, again=again)
@@ -69,7 +69,7 @@ def test_gradients_of_half_precision_products_are_float32_and_close(dtype: torch
 
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
-def test_a_second_update_computes_with_the_weights_that_the_first_has_left(dtype: torch.dtype) -> None:
+def test_second_update_uses_new_weights(dtype: torch.dtype) -> None:
     samples = on_policy_samples(tree_llama(initializer_range=0.1))
     one = learner(dtype)
     one.update(samples, seed=0)
@@ -83,12 +83,19 @@ def test_a_second_update_computes_with_the_weights_that_the_first_has_left(dtype
     assert torch.equal(weights_of(one.policy), weights_of(other.policy))
 
 
-@pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("name", ["grpo", "gspo", "ppo"])
-@pytest.mark.parametrize("temperature", [1.0, 1.7])
-def test_before_the_policy_moves_its_ratio_is_one_and_nothing_is_clipped(
-    dtype: torch.dtype, name: str, temperature: float
-) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "name", "temperature"),
+    [
+        (torch.float32, "gspo", 1.7),
+        (torch.bfloat16, "grpo", 1.0),
+        (torch.bfloat16, "gspo", 1.7),
+        (torch.bfloat16, "ppo", 1.7),
+        (torch.float16, "grpo", 1.7),
+        (torch.float16, "gspo", 1.0),
+        (torch.float16, "ppo", 1.0),
+    ],
+)
+def test_ratio_is_one_before_policy_moves(dtype: torch.dtype, name: str, temperature: float) -> None:
     # Several steps, none of which moves a weight: each compares with log-probabilities of a pass of its own.
     subject = learner(
         dtype,
@@ -120,7 +127,7 @@ def test_before_the_policy_moves_its_ratio_is_one_and_nothing_is_clipped(
 
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("tied", [False, True])
-def test_without_a_signal_the_kl_to_the_start_is_nothing_and_nothing_moves(dtype: torch.dtype, tied: bool) -> None:
+def test_kl_to_start_is_zero_without_signal(dtype: torch.dtype, tied: bool) -> None:
     policy = set_compute_dtype(tree_llama(initializer_range=0.1, tie_word_embeddings=tied), dtype)
     reference = cast_linears(tree_llama(initializer_range=0.1, tie_word_embeddings=tied), dtype)
     assert reference.model.layers[0].mlp.up_proj.weight.dtype == dtype
@@ -148,7 +155,7 @@ def test_without_a_signal_the_kl_to_the_start_is_nothing_and_nothing_moves(dtype
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_a_scalar_head_of_float32_computes_in_float32(dtype: torch.dtype) -> None:
+def test_scalar_head_computes_in_float32(dtype: torch.dtype) -> None:
     backbone = model_in(dtype)
     model = ScalarHeadModel.with_random_head(backbone, torch.Generator().manual_seed(0))
     batch = pack(sequences(3), tokens_per_microbatch=64)[0]
@@ -161,7 +168,7 @@ def test_a_scalar_head_of_float32_computes_in_float32(dtype: torch.dtype) -> Non
     assert len(set(scores.tolist())) == len(scores)
 
 
-def test_a_model_says_in_which_precision_it_computes_whatever_context_is_open() -> None:
+def test_compute_dtype_ignores_autocast() -> None:
     model = tree_llama()
     assert compute_dtype(model) == torch.float32
     batch = pack(sequences(1), tokens_per_microbatch=64)[0]
@@ -174,8 +181,8 @@ def test_a_model_says_in_which_precision_it_computes_whatever_context_is_open() 
         assert not torch.is_autocast_enabled("cpu")
 
 
-@pytest.mark.parametrize("dtype", PRECISIONS)
-def test_sft_learns_in_every_precision(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", HALVES)
+def test_sft_learns_in_half_precision(dtype: torch.dtype) -> None:
     # Four sentences by heart: with weights that stay as they were in half precision the loss stays at 1 and more.
     rows = sequences(4)
     demonstrations = [Demonstration(sequence=row, loss_mask=(True,) * len(row.completion_ids)) for row in rows]
@@ -190,18 +197,7 @@ def test_sft_learns_in_every_precision(dtype: torch.dtype) -> None:
     assert losses[-1] < 0.1
 
 
-def test_only_float16_scales_its_loss_and_the_scale_grows_after_many_clean_steps() -> None:
-    assert LossScale.of(model_in(torch.float32), model_in(torch.bfloat16)) == LossScale()
-    assert LossScale().after_step() == LossScale()
-    scale = LossScale.of(model_in(torch.float16))
-    assert (scale.value, scale.adapts) == (2.0**15, True)
-    for _ in range(GROWTH_INTERVAL):
-        scale = scale.after_step()
-    assert scale == LossScale(2.0**16, 0, adapts=True)
-    assert LossScale(LARGEST, GROWTH_INTERVAL - 1, adapts=True).after_step().value == LARGEST
-
-
-def test_a_gradient_that_overflows_is_computed_again_and_counted_once() -> None:
+def test_overflowing_float16_gradient_is_recomputed() -> None:
     samples = on_policy_samples(tree_llama(initializer_range=0.1))
     fine, overflown = learner(torch.float16), learner(torch.float16)
     fine.loss_scale = LossScale(2.0**10, 0, adapts=True)
@@ -214,9 +210,45 @@ def test_a_gradient_that_overflows_is_computed_again_and_counted_once() -> None:
     assert float((weights_of(overflown.policy) - weights_of(fine.policy)).abs().max()) < 2.1 * fine.config.learning_rate
 
 
-def test_a_resumed_run_has_the_loss_scale_of_the_run_that_was_killed(tmp_path: Path) -> None:
+def test_loss_scale_is_resumed(tmp_path: Path) -> None:
     saved, restored = learner(torch.float16), learner(torch.float16)
     saved.loss_scale = LossScale(512.0, 17, adapts=True)
     save_checkpoint(tmp_path, 1, saved, run_state={})
     load_newest(tmp_path, restored, identity={})
     assert restored.loss_scale == saved.loss_scale
+
+
+CLEAN_RUN = [True] * GROWTH_INTERVAL
+
+
+def scale_after(scale: LossScale, *steps: bool) -> LossScale:
+    """The scale after steps that were clean (True) or overflowed."""
+    for is_clean in steps:
+        scale = scale.after_step() if is_clean else scale.after_overflow()
+    return scale
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_precisions_have_no_loss_scale(dtype: torch.dtype) -> None:
+    scale = LossScale.of(set_compute_dtype(strategies.tiny_llama(), dtype))
+    assert scale == LossScale(1.0, 0, adapts=False)
+    assert scale_after(scale, *CLEAN_RUN, *CLEAN_RUN) == scale
+    assert not scale.can_shrink
+
+
+def test_one_float16_model_has_loss_scale() -> None:
+    models = strategies.tiny_llama(), set_compute_dtype(strategies.tiny_llama(), torch.float16)
+    assert LossScale.of(*models) == LossScale(2.0**15, 0, adapts=True)
+
+
+def test_loss_scale_grows_after_clean_steps() -> None:
+    start = LossScale(8.0, 0, adapts=True)
+    assert scale_after(start, *CLEAN_RUN[1:]).value == 8.0
+    assert scale_after(start, *CLEAN_RUN) == LossScale(16.0, 0, adapts=True)
+    assert scale_after(start, *CLEAN_RUN[1:], False, *CLEAN_RUN[1:]) == LossScale(4.0, GROWTH_INTERVAL - 1, adapts=True)
+
+
+def test_loss_scale_is_bounded() -> None:
+    assert scale_after(LossScale(LARGEST, 0, adapts=True), *CLEAN_RUN).value == LARGEST
+    assert LossScale(2.0, 0, adapts=True).can_shrink
+    assert not LossScale(1.0, 0, adapts=True).can_shrink

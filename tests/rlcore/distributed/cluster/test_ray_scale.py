@@ -21,7 +21,6 @@ from tests.rlcore.loop.conftest import MakeComponents, Tape
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.scale, pytest.mark.filterwarnings("default")]  # Ray's own are not ours to mend
-
 TWO = placement(ranks=2, samplers=2, timeout_minutes=30.0)
 
 
