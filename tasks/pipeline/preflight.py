@@ -44,7 +44,7 @@ from rlcore.tasks.pipeline.reference_checks import (
     reference_errors,
     unmeasured_line,
 )
-from rlcore.tasks.pipeline.row_checks import row_findings
+from rlcore.tasks.pipeline.row_findings import row_findings
 from rlcore.tasks.pipeline.sizes import disk_summary, position_errors
 from rlcore.tasks.presets.graph import data_of, evaluated_data, required_by, rewards_of
 from rlcore.tasks.presets.run import RunConfig, collect_error
