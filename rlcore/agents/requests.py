@@ -147,7 +147,7 @@ def declared_tools(fields: wire.Fields) -> str:
 
 def _declared(tool: wire.Fields, param: str) -> dict[str, Any]:
     if (kind := tool.value("type")) != "function":
-        what = f"{param} has the type {shown(kind, max_chars=60)}: there are no built-in tools, wire.only functions"
+        what = f"{param} has the type {shown(kind, max_chars=60)}: there are no built-in tools, only functions"
         raise ApiError(400, what, code="unsupported_tool", param=param)
     function = tool.fields("function") if tool.has("function") else tool
     own: dict[str, Any] = {

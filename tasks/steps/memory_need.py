@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import TypeVar
 
 from rlcore.config import (
     DistributedConfig,
     DpoConfig,
     EngineConfig,
-    OptimConfig,
     RewardModelConfig,
     SftConfig,
     UpdateConfig,
@@ -87,20 +87,34 @@ class Need:
 
 
 def supervised_need(
-    name: str, config: RunConfig, device: Device, found: Footprint, *, adapter: str = "", rank: int = 0
+    name: str,
+    config: RunConfig,
+    size: ModelSize,
+    device: Device,
+    *,
+    footprint: Callable[..., Footprint],
+    adapter: str = "",
 ) -> Need:
-    """Return the memory of a supervised stage with the footprint ``found`` on one device.
+    """Return the memory of a supervised stage for a model of this size.
 
-    ``adapter``: the key of its LoRA rank within the stage, empty if it cannot have one; ``rank``: its value.
+    ``footprint``: the function of :mod:`rlcore.hardware.memory_plan`. ``adapter``: the key of the stage's LoRA rank
+    within its table, empty if it cannot have one.
     """
-    optim: OptimConfig = config.stages[name].settings.optim
+    own = config.stages[name].settings
+    rank = attrgetter(adapter)(own) if adapter else 0
+    found = footprint(
+        size,
+        per_pass(own, device),
+        compute_bytes=device.compute_bytes,
+        gradient_checkpointing=config.hardware.gradient_checkpointing,
+    )
     lowers = {
         f"stages.{name}.{adapter} = 16": bool(adapter) and not rank,
-        f"stages.{name}.optim.kind = 'adamw_8bit'": optim.kind == "adamw",
+        f"stages.{name}.optim.kind = 'adamw_8bit'": own.optim.kind == "adamw",
         OFFLOAD: not rank and not config.distributed.cpu_offload,
     }
-    footprint = of_a_rank(found, config.distributed, device, is_adapted=rank > 0)
-    return Need(stage=name, footprint=footprint, engine=0, fixes=true_of(lowers))
+    on_rank = of_a_rank(found, config.distributed, device, is_adapted=rank > 0)
+    return Need(stage=name, footprint=on_rank, engine=0, fixes=true_of(lowers))
 
 
 def of_a_rank(found: Footprint, placement: DistributedConfig, device: Device, *, is_adapted: bool) -> Footprint:

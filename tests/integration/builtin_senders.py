@@ -41,7 +41,12 @@ sender = NCCLTrainerWeightTransferEngine(client=ControlClient(group, sizes), sou
 # In the place of the broadcast, which needs a GPU: vLLM's own check of what is sent against what was announced.
 sender._broadcast = lambda source, meta: sent.extend(name for name, _ in sender._checked_iter(source, meta))
 BuiltInTransfer(sender, source).send(Weights(path=Path(sys.argv[1])))
-told = dict(ASKED)["/update_weights"]["update_info"]
-NCCLWeightTransferUpdateInfo(**told)
-found = {"routes": [path for path, _ in ASKED], "world_size": nccl.world_size, "sent": sent, "told": told["names"]}
+update = dict(ASKED)["/update_weights"]["update_info"]
+NCCLWeightTransferUpdateInfo(**update)
+found = {
+    "routes": [path for path, _ in ASKED],
+    "world_size": nccl.world_size,
+    "sent": sent,
+    "names": update["names"],
+}
 sys.stdout.write("FOUND " + json.dumps(found) + "\n")

@@ -90,9 +90,9 @@ def test_vllms_senders_between_gpus_announce_what_they_send_and_reach_the_server
     script = Path(__file__).with_name("builtin_senders.py")
     variables = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     line = [vllm_runs.PYTHON, str(script), str(checkpoint)]
-    said = subprocess.run(line, env=variables, stdout=subprocess.PIPE, text=True, check=True).stdout
-    found = json.loads(said.partition("FOUND ")[2])
+    output = subprocess.run(line, env=variables, stdout=subprocess.PIPE, text=True, check=True).stdout
+    found = json.loads(output.partition("FOUND ")[2])
     update = ["/start_weight_update", "/update_weights", "/finish_weight_update"]
     assert found["routes"] == ["/get_world_size", *update]  # asked for NCCL's meeting; nothing for IPC
     assert found["world_size"] == 4  # three workers and the trainer
-    assert found["sent"] == found["told"] != []
+    assert found["sent"] == found["names"] != []

@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar, Literal
 
 from rlcore.config.training import RewardModelConfig
-from rlcore.hardware.memory_plan import ModelSize, reward_model_footprint
+from rlcore.hardware.memory_plan import reward_model_footprint
 from rlcore.strict_config import INLINE
 from rlcore.tasks.kinds.facts import Product, Rows
 from rlcore.tasks.kinds.kind import (
@@ -21,7 +21,7 @@ from rlcore.tasks.kinds.kind import (
 )
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps.memory_need import Device, Need, per_pass, supervised_need
+from rlcore.tasks.steps.memory_need import supervised_need
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +64,7 @@ def reward_model_stage(name: str, config: RunConfig) -> Stage:
     )
 
 
-def need(name: str, config: RunConfig, size: ModelSize, device: Device) -> Need:
-    """Return the memory of the stage ``name`` for a model of this size."""
-    own = per_pass(config.stage(name, RewardModelStage).settings, device)
-    found = reward_model_footprint(
-        size, own, compute_bytes=device.compute_bytes, gradient_checkpointing=config.hardware.gradient_checkpointing
-    )
-    return supervised_need(name, config, device, found, adapter="backbone.lora.rank", rank=own.backbone.lora.rank)
-
-
-KIND = StageKind(stage=reward_model_stage, memory=need)
+KIND = StageKind(
+    stage=reward_model_stage,
+    memory=partial(supervised_need, footprint=reward_model_footprint, adapter="backbone.lora.rank"),
+)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from rlcore.config.training import SftConfig
-from rlcore.hardware.memory_plan import ModelSize, sft_footprint
+from rlcore.hardware.memory_plan import sft_footprint
 from rlcore.strict_config import INLINE
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.facts import Product, Rows
@@ -23,7 +23,7 @@ from rlcore.tasks.kinds.kind import (
 )
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps.memory_need import Device, Need, per_pass, supervised_need
+from rlcore.tasks.steps.memory_need import supervised_need
 from rlcore.tasks.store.storage import read_json
 
 
@@ -60,15 +60,6 @@ def sft_stage(name: str, config: RunConfig) -> Stage:
     )
 
 
-def need(name: str, config: RunConfig, size: ModelSize, device: Device) -> Need:
-    """Return the memory of the stage ``name`` for a model of this size."""
-    own = per_pass(config.stage(name, SftStage).settings, device)
-    found = sft_footprint(
-        size, own, compute_bytes=device.compute_bytes, gradient_checkpointing=config.hardware.gradient_checkpointing
-    )
-    return supervised_need(name, config, device, found)
-
-
 def sft_page(result: Result, folder: Path) -> str:
     """Write ``loss.png``: the loss over steps."""
     from rlcore.tasks.drawing import plots  # brings matplotlib
@@ -77,4 +68,4 @@ def sft_page(result: Result, folder: Path) -> str:
     return ""
 
 
-KIND = StageKind(stage=sft_stage, memory=need)
+KIND = StageKind(stage=sft_stage, memory=partial(supervised_need, footprint=sft_footprint))

@@ -86,6 +86,11 @@ HOSTILE: Mapping[str, tuple[int, str, bytes]] = {
     "a reward of NaN": (400, "Out of range float", request(REWARD, b'{"reward": NaN}')),
     "a body above 4 MiB": (413, "larger than 4194304 bytes", request(body=b"{" + b" " * (4 << 20))),
     "more text than fits": (400, "characters", messages(user("x" * (3 << 20)))),
+    "a built-in tool": (
+        400,
+        "tools[0] has the type web_search: there are no built-in tools, only functions",
+        request(CHAT_PATH, HELLO | {"tools": [{"type": "web_search"}]}),
+    ),
     "an unknown part": (400, "messages[0].content[0] has the type image_url", messages(user([{"type": "image_url"}]))),
 }
 

@@ -170,7 +170,7 @@ def validator() -> Any:
     return jsonschema.Draft202012Validator(preset_schema())
 
 
-def faults(validator: Any, document: dict[str, Any]) -> list[tuple[str, str]]:
+def violations(validator: Any, document: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the location and message of each error."""
     found = sorted(validator.iter_errors(document), key=str)
     return [(".".join(map(str, error.absolute_path)), error.message) for error in found]
@@ -178,7 +178,7 @@ def faults(validator: Any, document: dict[str, Any]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_committed_preset_is_valid(validator: Any, preset: str) -> None:
-    assert faults(validator, tomllib.loads((FOLDER / f"{preset}.toml").read_text(encoding="utf-8"))) == []
+    assert violations(validator, tomllib.loads((FOLDER / f"{preset}.toml").read_text(encoding="utf-8"))) == []
 
 
 @pytest.mark.parametrize(
@@ -199,18 +199,18 @@ def test_a_committed_preset_is_valid(validator: Any, preset: str) -> None:
 def test_what_is_mistyped_is_found_where_it_stands(validator: Any, override: str, where: str, text: str) -> None:
     document = tomllib.loads((FOLDER / "tiny.toml").read_text(encoding="utf-8"))
     apply_override(document, override)
-    ((place, message),) = faults(validator, document)
+    ((place, message),) = violations(validator, document)
     assert place == where
     assert text in message
 
 
 def test_what_a_whole_preset_needs_a_file_that_extends_may_leave_out(validator: Any) -> None:
     part = {"name": "mine", "stages": {"grpo": {"learning_rate": 1e-6}}}
-    assert faults(validator, {"extends": "tiny", **part}) == []
-    assert {message for _, message in faults(validator, part)} == {
+    assert violations(validator, {"extends": "tiny", **part}) == []
+    assert {message for _, message in violations(validator, part)} == {
         f"{key!r} is a required property" for key in ("seed", "model", "data", "evaluation")
     }
-    assert faults(validator, {"extends": "tiny", "stages": {"grpo": {"learning_rat": 1e-6}}})[0][0] == "stages.grpo"
+    assert violations(validator, {"extends": "tiny", "stages": {"grpo": {"learning_rat": 1e-6}}})[0][0] == "stages.grpo"
 
 
 ROOT = Path(__file__).resolve().parents[3]
