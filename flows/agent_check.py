@@ -11,9 +11,9 @@ from rlcore.flows.presets import open_preset
 from rlcore.flows.run import run_targets
 from rlcore.flows.stages import stages
 from rlcore.strict_config import config_error
+from rlcore.tasks.keys.plan import recorded_refs
 from rlcore.tasks.kinds.kind import stage_of_checkpoint
 from rlcore.tasks.kinds.rl.kind import RlStage
-from rlcore.tasks.pipeline.plan import recorded_refs
 from rlcore.tasks.presets.graph import reward_models_of, start_of
 from rlcore.tasks.steps.agents import agent_errors
 from rlcore.tasks.steps.base import prepare_stage_name
@@ -21,7 +21,7 @@ from rlcore.tasks.store.artifacts import ArtifactStore
 from rlcore.tasks.store.settings import Home
 
 if TYPE_CHECKING:
-    from rlcore.tasks.pipeline.agent_check import AgentCheck
+    from rlcore.tasks.preflight.agent_check import AgentCheck
 
 logger = logging.getLogger("rlcore.agent_check")
 
@@ -32,7 +32,7 @@ def run_agent_check(home: Home, preset: str, overrides: Sequence[str], *, stage:
     Raises:
         ConfigError: the preset or its agent is wrong, or the stage starts from one that has no result yet.
     """
-    from rlcore.tasks.pipeline.agent_check import agent_stage, check_agent  # brings torch
+    from rlcore.tasks.preflight.agent_check import agent_stage, check_agent  # brings torch
 
     config = open_preset(preset, overrides)
     name = agent_stage(config, stage)

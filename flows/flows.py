@@ -21,9 +21,9 @@ from rlcore.flows.run import run_promotion, run_retrain, run_rollback, run_signe
 from rlcore.flows.stages import datasets
 from rlcore.tasks.operations.dump import make_dump
 from rlcore.tasks.operations.garbage import collect
-from rlcore.tasks.pipeline.prefect_bridge import report_markdown
-from rlcore.tasks.pipeline.retrain import Retraining
 from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.run.prefect_bridge import report_markdown
+from rlcore.tasks.run.retrain import Retraining
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import configure_environment, configure_logging, find_home

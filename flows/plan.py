@@ -18,7 +18,7 @@ from rlcore.tasks.presets.run import Draft, RunConfig, validated
 from rlcore.tasks.store.settings import Home, find_home
 
 if TYPE_CHECKING:
-    from rlcore.tasks.pipeline.plan import PlanRow
+    from rlcore.tasks.keys.plan import PlanRow
     from rlcore.tasks.store.artifacts import ArtifactRef
 
 
@@ -58,7 +58,7 @@ def plan_run(
     home = find_home()
     config = _whole(open_draft(preset, overrides), home, preset)
     from rlcore.flows.stages import stages
-    from rlcore.tasks.pipeline.plan import deleted_lines, look_up
+    from rlcore.tasks.keys.plan import deleted_lines, look_up
 
     try:
         table = stages(config)
@@ -78,7 +78,7 @@ def preflight_lines(config: RunConfig, targets: Collection[str], *, preset: str,
         ConfigError: all errors that can be found before the run, by file, each with its full key.
     """
     from rlcore.flows.stages import stages
-    from rlcore.tasks.pipeline.plan import recorded_refs
+    from rlcore.tasks.keys.plan import recorded_refs
 
     try:
         table = stages(config)
@@ -138,6 +138,6 @@ def _preflight(
     preset: str,
     earlier: Sequence[str] = (),
 ) -> list[str]:
-    from rlcore.tasks.pipeline.preflight import preflight
+    from rlcore.tasks.preflight.preflight import preflight
 
     return preflight(config, home, targets, refs, preset=preset, earlier=earlier)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import retrain_stages, stages
-from rlcore.tasks.pipeline.reproduce import changes, compare, config_of, find_origin, machines, scratch_home, with_date
-from rlcore.tasks.pipeline.run import run_pipeline
+from rlcore.tasks.run.pipeline import run_pipeline
+from rlcore.tasks.run.reproduce import changes, compare, config_of, find_origin, machines, scratch_home, with_date
 from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.tracking.past import ChampionLineage
 

@@ -13,26 +13,25 @@ from rlcore.errors import ConfigError
 from rlcore.flows.plan import preflight_lines
 from rlcore.flows.presets import FOLDER, open_preset, preset_path
 from rlcore.flows.stages import promotion_stages, retrain_stages, stages
+from rlcore.tasks.keys.key_inputs import key_inputs
+from rlcore.tasks.keys.plan import cached_refs, recorded_refs
 from rlcore.tasks.kinds.facts import BASE
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.budget import budget_period
-from rlcore.tasks.pipeline.key_inputs import key_inputs
-from rlcore.tasks.pipeline.pipeline_run import is_unfinished
-from rlcore.tasks.pipeline.plan import cached_refs, recorded_refs
-from rlcore.tasks.pipeline.prefect_bridge import report_markdown
-from rlcore.tasks.pipeline.promotion import (
+from rlcore.tasks.presets.run import RunConfig, read_chain
+from rlcore.tasks.presets.settings import PromotionConfig, RetrainConfig
+from rlcore.tasks.promotion.promotion import (
     apply_decision,
     apply_signature,
     current_champion,
     doubt_first_champion,
     take_down,
 )
-from rlcore.tasks.pipeline.retrain import Retraining, lineage_of, page_of, recipe_of
-from rlcore.tasks.pipeline.run import Report, run_pipeline
-from rlcore.tasks.presets.run import RunConfig, read_chain
-from rlcore.tasks.presets.settings import PromotionConfig, RetrainConfig
 from rlcore.tasks.report.run_info import Origin
 from rlcore.tasks.report.run_page import publish_report
+from rlcore.tasks.run.budget import budget_period
+from rlcore.tasks.run.pipeline import Report, is_unfinished, run_pipeline
+from rlcore.tasks.run.prefect_bridge import report_markdown
+from rlcore.tasks.run.retrain import Retraining, lineage_of, page_of, recipe_of
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.disk import raise_on_full_disk
 from rlcore.tasks.store.markdown import plain

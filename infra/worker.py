@@ -21,7 +21,7 @@ def main(arguments: Sequence[str]) -> None:
     """Run until SIGTERM or Ctrl-C."""
     from prefect.cli import app
 
-    from rlcore.tasks.pipeline.reconciliation import watch
+    from rlcore.tasks.run.reconciliation import watch
     from rlcore.tasks.store.settings import find_home
 
     parser = argparse.ArgumentParser(add_help=False)
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str]) -> None:
     known, others = parser.parse_known_args(arguments)
     options = {"pool": known.pool, "worker": known.name}
     threading.Thread(target=watch, args=(find_home(),), kwargs=options, name="reconciliation", daemon=True).start()
-    os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS"] = "rlcore.tasks.pipeline.worker_output.WorkerOutput"
+    os.environ["PREFECT_LOGGING_HANDLERS_CONSOLE_CLASS"] = "rlcore.tasks.run.worker_output.WorkerOutput"
     sys.argv[1:] = ["worker", "start", "--pool", known.pool, "--name", known.name, "--install-policy", "never", *others]
     app()
 

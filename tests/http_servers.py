@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SERVE = """
 import sys
 from rlcore.tasks.store.settings import configure_environment, find_home
-from rlcore.tasks.pipeline.serving import serve_model
+from rlcore.tasks.serving.serve import serve_model
 configure_environment(find_home())
 port, engine, python = sys.argv[1:]
 sys.exit(serve_model(find_home(), "toy-sft/1", port=int(port), engine=engine, python=python))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.run import run_pipeline
+from rlcore.tasks.run.pipeline import run_pipeline
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 from rlcore.tasks.store.audit_log import AuditEntry

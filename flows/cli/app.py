@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         named = f": {str(error.filename)[:_MAX_NAME]}" if error.filename else ""
         return _refuse("the operating system", f"{error.strerror or error}{named}", FAILURE)
     except KeyboardInterrupt as error:
-        from rlcore.tasks.pipeline.interrupts import end_interrupted
+        from rlcore.tasks.run.interrupts import end_interrupted
 
         return end_interrupted(error)
 

@@ -38,14 +38,14 @@ def reject(version: Version, /, *, reason: Reason, key: Key = _KEY) -> int:
 
 def _decide(decision: Literal["approve", "reject"], version: str, reason: str, key: Path) -> int:
     home = open_home(reads=True)
-    from rlcore.tasks.pipeline.approval import statement
+    from rlcore.tasks.promotion.approval import statement
     from rlcore.tasks.store.approvers import sign
 
     document = statement(home, version, decision, reason)  # reject unknown versions before anything starts
     signature = sign(document, key.expanduser())
     from rlcore.flows.flows import approve as approve_flow
     from rlcore.flows.flows import reject as reject_flow
-    from rlcore.tasks.pipeline.prefect_bridge import call_flow
+    from rlcore.tasks.run.prefect_bridge import call_flow
 
     flow = approve_flow if decision == "approve" else reject_flow
     sys.stdout.write(call_flow(flow, version, document, signature) + "\n")

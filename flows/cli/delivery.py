@@ -47,7 +47,7 @@ def export(
     if (public or dry_run) and not push:
         raise ConfigError("--public and --dry-run are about an upload", fix="add --push OWNER/NAME")
     home = open_home(reads=True)
-    from rlcore.tasks.pipeline.model_export import check_target, export_card, export_model, push_folder
+    from rlcore.tasks.promotion.export import check_target, export_card, export_model, push_folder
 
     if push:
         check_target(push, needs_token=not dry_run)
@@ -94,7 +94,7 @@ def serve(
     """
     home = open_home(reads=True)
     from rlcore.openai_api.guard import Limits
-    from rlcore.tasks.pipeline.serving import serve_model
+    from rlcore.tasks.serving.serve import serve_model
 
     if not 0 < timeout <= _DAY or max_concurrent < 1:
         raise ConfigError(f"--timeout has to be above 0 and at most {_DAY}, --max-concurrent 1 or more")

@@ -28,7 +28,7 @@ def rollback(
 
     found = read_version(home, model)  # reject unknown versions before anything starts
     from rlcore.flows.flows import rollback as rollback_flow
-    from rlcore.tasks.pipeline.prefect_bridge import call_flow
+    from rlcore.tasks.run.prefect_bridge import call_flow
 
     sys.stdout.write(call_flow(rollback_flow, found["name"], int(found["version"]), reason) + "\n")
     return 0
@@ -84,7 +84,7 @@ def remember(model: Model, /) -> int:
     ```
     """
     home = open_home(reads=True)
-    from rlcore.tasks.pipeline.retrain import remember as write_account
+    from rlcore.tasks.run.retrain import remember as write_account
 
     kept = write_account(home, model)
     sys.stdout.write(f"{model}: MLflow has a record of {', '.join(kept) or 'no data'}\n")

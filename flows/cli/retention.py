@@ -37,7 +37,7 @@ def gc(
         return 0
     if delete:
         from rlcore.flows.flows import gc as gc_flow
-        from rlcore.tasks.pipeline.prefect_bridge import call_flow
+        from rlcore.tasks.run.prefect_bridge import call_flow
 
         sys.stdout.write(call_flow(gc_flow, keep_days))
         return 0

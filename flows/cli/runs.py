@@ -38,7 +38,7 @@ def run(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     if planned.is_cached and not os.environ.get("PREFECT_API_URL"):
         use_inline_engine()  # an embedded server would take longer to start than the rest of the run
     open_home()
-    from rlcore.tasks.pipeline.live_view import live_view
+    from rlcore.tasks.run.live_view import live_view
 
     started = time.perf_counter()
     with live_view():
@@ -53,12 +53,12 @@ def _run_all(planned: RunPlan, preset: str, overrides: Sequence[str]) -> Mapping
     """Run every stage; the inline engine imports no Prefect."""
     if engine_name() == "inline":
         from rlcore.flows.run import run_targets
-        from rlcore.tasks.pipeline.interrupts import interruptible
+        from rlcore.tasks.run.interrupts import interruptible
 
         with interruptible():
             return run_targets(preset, overrides, [row.stage for row in planned.rows])
     from rlcore.flows.flows import post_train
-    from rlcore.tasks.pipeline.prefect_bridge import call_flow
+    from rlcore.tasks.run.prefect_bridge import call_flow
 
     return call_flow(post_train, preset=preset, overrides=tuple(overrides))
 
@@ -77,7 +77,7 @@ def plan(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     from rlcore.flows.plan import plan_run
 
     planned = plan_run(preset, overrides)
-    from rlcore.tasks.pipeline.plan import format_plan
+    from rlcore.tasks.keys.plan import format_plan
 
     sys.stdout.write("\n".join((format_plan(planned.rows), *planned.lines)) + "\n")
     return 0
@@ -98,9 +98,9 @@ def promote(preset: Preset = "tiny", *, overrides: Overrides = ()) -> int:
     home = open_home()
     announce(config, home)
     from rlcore.flows.flows import promote as promote_flow
-    from rlcore.tasks.pipeline.live_view import live_view
-    from rlcore.tasks.pipeline.pages import page_folder
-    from rlcore.tasks.pipeline.prefect_bridge import call_flow
+    from rlcore.tasks.run.live_view import live_view
+    from rlcore.tasks.run.pages import page_folder
+    from rlcore.tasks.run.prefect_bridge import call_flow
     from rlcore.tasks.store.markdown import on_terminal
 
     with live_view():
@@ -125,8 +125,8 @@ def retrain(preset: Preset = "retrain", *, overrides: Overrides = ()) -> int:
     home = open_home()
     announce(config, home)
     from rlcore.flows.flows import retrain as retrain_flow
-    from rlcore.tasks.pipeline.live_view import live_view
-    from rlcore.tasks.pipeline.prefect_bridge import call_flow
+    from rlcore.tasks.run.live_view import live_view
+    from rlcore.tasks.run.prefect_bridge import call_flow
     from rlcore.tasks.store.markdown import on_terminal
 
     with live_view():

@@ -21,6 +21,6 @@ def ui(
     ```
     """
     home = open_home(reads=True)
-    from rlcore.tasks.pipeline.ui_servers import serve
+    from rlcore.tasks.operations.ui_servers import serve
 
     return serve(home, mlflow_port=mlflow_port, prefect_port=prefect_port)

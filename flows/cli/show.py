@@ -45,7 +45,7 @@ def show(
         sys.stdout.write(_nothing_run(what, overrides, home))
         return 1
     from rlcore.flows.stages import stages
-    from rlcore.tasks.pipeline.plan import look_up
+    from rlcore.tasks.keys.plan import look_up
     from rlcore.tasks.report.summary import show_preset
 
     table = stages(config)
@@ -71,8 +71,8 @@ def _of_other_settings(what: str, overrides: Sequence[str], refs: Mapping[str, A
     """Return the command that shows results of other settings, if the home has some that this one does not show."""
     from rlcore.flows.presets import open_preset
     from rlcore.flows.stages import stages
-    from rlcore.tasks.pipeline.earlier_results import overrides_of_results
-    from rlcore.tasks.pipeline.plan import recorded_refs
+    from rlcore.tasks.keys.earlier_results import overrides_of_results
+    from rlcore.tasks.keys.plan import recorded_refs
     from rlcore.tasks.store.cache import StageCache
 
     config = open_preset(what, overrides)

@@ -48,8 +48,8 @@ def validate(
     ```
     """
     home = open_home(reads=True)
-    from rlcore.tasks.pipeline.data_check import check_data, reports_in
-    from rlcore.tasks.pipeline.layout_check import is_file_of_rows, recognize
+    from rlcore.tasks.preflight.data_check import check_data, reports_in
+    from rlcore.tasks.preflight.layout_check import is_file_of_rows, recognize
 
     is_file = is_file_of_rows(source)
     if is_file and overrides:
@@ -82,8 +82,8 @@ def _of_preset(source: str, overrides: Overrides) -> DataSets:
 
 
 def _of_file(source: str, contract: Contract | None, adapter: str) -> DataSets:
-    from rlcore.tasks.pipeline.data_check import whole_file
-    from rlcore.tasks.pipeline.layout_check import contract_for
+    from rlcore.tasks.preflight.data_check import whole_file
+    from rlcore.tasks.preflight.layout_check import contract_for
 
     config = whole_file(source, contract or contract_for(adapter), adapter)
     name = Path(source).parent.name or "rows" if has_magic(source) else Path(source).stem

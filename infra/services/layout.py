@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rlcore.errors import ConfigError, StorageError
 from rlcore.tasks.operations.postgres import FOLDER, services_folder
-from rlcore.tasks.pipeline.server_access import (
+from rlcore.tasks.operations.server_access import (
     HOST,
     SESSIONS,
     WEB,

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from infra.services.layout import Layout, passwords
 from rlcore.errors import ServiceError
 from rlcore.tasks.operations.postgres import DATABASES, find_program, run_tool
-from rlcore.tasks.pipeline.server_access import HOST
+from rlcore.tasks.operations.server_access import HOST
 from rlcore.tasks.store.dumps import newest_dump
 from rlcore.tasks.store.passwords import write_private
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from infra.services import postgres
 from infra.services.layout import POOL, Layout, passwords
-from rlcore.tasks.pipeline.server_access import USER, WEB, mlflow_command, prefect_command
+from rlcore.tasks.operations.server_access import USER, WEB, mlflow_command, prefect_command
 
 WORKER = "worker"
 _SECONDS = 5.0  # seconds to wait for an answer

@@ -10,7 +10,7 @@ import httpx
 
 from infra.services.layout import Layout, clients
 from rlcore.errors import ConfigError, ServiceError
-from rlcore.tasks.pipeline.server_access import USER
+from rlcore.tasks.operations.server_access import USER
 from rlcore.tasks.store.doctor import access_to
 from rlcore.tasks.store.passwords import draw
 

@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 
 from rlcore.hardware.memory_plan import format_bytes
-from rlcore.tasks.pipeline.cache_keys import read_by
-from rlcore.tasks.pipeline.earlier_results import use_key
-from rlcore.tasks.pipeline.earlier_work import works
-from rlcore.tasks.pipeline.leases import hold_lease, startup_lock
-from rlcore.tasks.pipeline.stage_runs import noted_result
+from rlcore.tasks.keys.cache_keys import read_by
+from rlcore.tasks.keys.earlier_results import use_key
+from rlcore.tasks.keys.earlier_work import works
+from rlcore.tasks.run.leases import hold_lease, startup_lock
+from rlcore.tasks.run.stage_runs import noted_result
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.artifacts import ArtifactStore
 from rlcore.tasks.store.audit_log import record_action

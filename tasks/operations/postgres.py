@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlcore.errors import ServiceError
-from rlcore.tasks.pipeline.server_access import HOST
+from rlcore.tasks.operations.server_access import HOST
 
 FOLDER = "RLCORE_SERVICES"  # set by the user
 DATABASES = ("mlflow", "prefect")  # each owned by a role of its name

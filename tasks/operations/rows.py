@@ -19,7 +19,7 @@ from rlcore.data_contracts.gate.reading import Source, read_source
 from rlcore.data_contracts.gate.records import SourceRow
 from rlcore.data_contracts.text import prompt_hash
 from rlcore.errors import DataError
-from rlcore.tasks.pipeline.cache_keys import read_by
+from rlcore.tasks.keys.cache_keys import read_by
 from rlcore.tasks.steps.data_source import contract_errors
 from rlcore.tasks.store.cache import Record
 from rlcore.tasks.store.settings import Home

@@ -13,7 +13,7 @@ from rlcore.config import to_dict
 from rlcore.metrics import find_metric
 from rlcore.rewards.answers import final_part, last_marked_answer
 from rlcore.tasks.drawing.artifact_kinds import Folders, reward_models, rl_runs
-from rlcore.tasks.pipeline.machine import known_machine
+from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.presets.graph import data_of, named_start, rewards_of, rl_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.base import MODEL

@@ -12,12 +12,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rlcore.tasks.drawing.artifact_kinds import rl_runs, win_rates
 from rlcore.tasks.drawing.head_to_head import eval_points
 from rlcore.tasks.drawing.levels import format_level, other_levels
+from rlcore.tasks.keys.cache_keys import level_of
+from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.kinds.compare.page import accuracy_table
 from rlcore.tasks.kinds.compare.step import evaluations_in
-from rlcore.tasks.pipeline.cache_keys import level_of
-from rlcore.tasks.pipeline.machine import known_machine
-from rlcore.tasks.pipeline.prefect_bridge import current_flow_run, report_link, report_markdown
-from rlcore.tasks.pipeline.stage_runs import PipelineRun
 from rlcore.tasks.presets.graph import contrasts, evaluated_data
 from rlcore.tasks.presets.key_reference import REQUIRED, Key, describe
 from rlcore.tasks.presets.run import RunConfig
@@ -25,6 +23,8 @@ from rlcore.tasks.report import run_data as data
 from rlcore.tasks.report import run_info as facts
 from rlcore.tasks.report.rollout_traces import rollout_traces
 from rlcore.tasks.report.run_info import Origin
+from rlcore.tasks.run.prefect_bridge import current_flow_run, report_link, report_markdown
+from rlcore.tasks.run.stage_runs import PipelineRun
 from rlcore.tasks.store.approvers import read_approvers
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import code_version

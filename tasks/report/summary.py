@@ -7,9 +7,9 @@ from html import escape
 from pathlib import Path
 
 from rlcore.checks.audit.unchanged import is_unchanged
-from rlcore.tasks.pipeline.earlier_results import own_work
-from rlcore.tasks.pipeline.pages import page_folder
-from rlcore.tasks.pipeline.plan import PlanRow
+from rlcore.tasks.keys.earlier_results import own_work
+from rlcore.tasks.keys.plan import PlanRow
+from rlcore.tasks.run.pages import page_folder
 from rlcore.tasks.store.artifacts import CLEANED, ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import Record, StageCache, describe_machine
 from rlcore.tasks.store.markdown import on_terminal

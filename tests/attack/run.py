@@ -23,7 +23,7 @@ PAGE = ROOT / "docs" / "security.md"
 HEAD = "| attacks | tried | caught | valid inputs | false alarms | seconds | in `make test` |"
 _BOXES, _REWARDS, _MODELS = "tests/rlcore/sandbox", "tests/rlcore/rewards", "tests/rlcore/models"
 _SERVING, _AGENTS = "tests/tasks/serving", "tests/rlcore/agents"
-_SERVERS, _GATE = "tests/tasks/pipeline", "tests/rlcore/sampling/vllm/worker/test_gate.py"
+_SERVERS, _GATE = "tests/tasks/operations", "tests/rlcore/sampling/vllm/worker/test_gate.py"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,9 @@ from typing import Any
 
 from rlcore.tasks import kinds
 from rlcore.tasks.kinds.kind import Lazy, Stage
-from rlcore.tasks.pipeline import run, stages
-from rlcore.tasks.pipeline.stage_runs import StepOutput
+from rlcore.tasks.run import pipeline as run
+from rlcore.tasks.run import stages
+from rlcore.tasks.run.stage_runs import StepOutput
 from rlcore.tasks.store.artifacts import ArtifactStore
 from rlcore.tasks.store.cache import StageCache
 

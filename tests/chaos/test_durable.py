@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from rlcore.tasks.drawing.result import Result
-from rlcore.tasks.pipeline.pages import is_drawn, show_pages
+from rlcore.tasks.run.pages import is_drawn, show_pages
 from rlcore.tasks.store.artifacts import ArtifactStore
 from rlcore.tasks.store.audit_log import audit_path, record_action
 from rlcore.tasks.store.passwords import write_private
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import write_json
 from tests.chaos.toy import draw
-from tests.tasks.pipeline.test_stages import open_run
+from tests.tasks.run.test_stages import open_run
 
 
 def page(home: Home) -> list[Path]:

@@ -11,8 +11,8 @@ from prefect import flow
 
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.prefect_bridge import call_flow
-from rlcore.tasks.pipeline.run import run_pipeline
+from rlcore.tasks.run.pipeline import run_pipeline
+from rlcore.tasks.run.prefect_bridge import call_flow
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.audit_log import local_actor

@@ -18,7 +18,7 @@ from rlcore.data_contracts.adapters.convert import first_rows
 from rlcore.data_contracts.gate.reading import read_source
 from rlcore.flows.cli.app import main
 from rlcore.rewards.answers import accepted_answers
-from rlcore.tasks.pipeline import sizes
+from rlcore.tasks.preflight import sizes
 from rlcore.tasks.store.settings import Home
 
 PRESET = """extends = "chat"
@@ -502,7 +502,7 @@ rewards = [{{ kind = "math" }}]
 sampling = {{ max_new_tokens = 8 }}
 """)
     monkeypatch.setattr(sizes.shutil, "disk_usage", lambda folder: Disk(free=1_000))
-    monkeypatch.setattr("rlcore.tasks.pipeline.model_checks.find_spec", without_peft)
+    monkeypatch.setattr("rlcore.tasks.preflight.model_checks.find_spec", without_peft)
     assert main([command, "mine.toml"]) == 2
     said = capsys.readouterr().err
     assert "preset has 12 errors:" in said

@@ -11,9 +11,9 @@ import torch
 
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import promotion_stages, stages
+from rlcore.tasks.keys.cache_keys import function_of, key_of
+from rlcore.tasks.keys.key_inputs import key_inputs
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.cache_keys import function_of, key_of
-from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.code_hash import closure
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows

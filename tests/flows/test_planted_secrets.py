@@ -21,7 +21,7 @@ import sys
 from rlcore.tasks.store.settings import configure_environment, find_home
 configure_environment(find_home())  # before Prefect reads its settings
 from rlcore.flows.flows import evaluate
-from rlcore.tasks.pipeline.prefect_bridge import call_flow
+from rlcore.tasks.run.prefect_bridge import call_flow
 call_flow(evaluate, preset="tiny", overrides=tuple(sys.argv[1:]), checkpoint="base")
 """
 PLANTED = {  # what a run's environment holds, with {} for the secret

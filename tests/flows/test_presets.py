@@ -11,7 +11,7 @@ import pytest
 from rlcore.errors import ConfigError
 from rlcore.flows.presets import FOLDER, open_preset
 from rlcore.flows.stages import stages
-from rlcore.tasks.pipeline.plan import order_stages
+from rlcore.tasks.keys.plan import order_stages
 from tests.flows.micro import PRESETS
 
 

@@ -27,8 +27,8 @@ from rlcore.tasks.kinds.promote.step import (
     require_tasks,
     wins_of,
 )
-from rlcore.tasks.pipeline.pages import page_folder
 from rlcore.tasks.presets.settings import OwnLimits, PromotionConfig
+from rlcore.tasks.run.pages import page_folder
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, write_table

@@ -14,9 +14,9 @@ from rlcore.errors import ConfigError, DataError
 from rlcore.flows.presets import open_preset
 from rlcore.flows.run import run_retrain
 from rlcore.tasks.operations.rows import find_rows
-from rlcore.tasks.pipeline import events
-from rlcore.tasks.pipeline.events import PROMOTED, REFUSED
-from rlcore.tasks.pipeline.retrain import remember
+from rlcore.tasks.run import events
+from rlcore.tasks.run.events import PROMOTED, REFUSED
+from rlcore.tasks.run.retrain import remember
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.lineage import find_lineage, tree_text
 from rlcore.tasks.tracking.registry import CHALLENGER, CHAMPION, PREVIOUS, find_version, read_tags

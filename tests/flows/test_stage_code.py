@@ -7,9 +7,9 @@ import pytest
 
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
+from rlcore.tasks.keys.cache_keys import function_of, key_of
+from rlcore.tasks.keys.key_inputs import key_inputs
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.cache_keys import function_of, key_of
-from rlcore.tasks.pipeline.key_inputs import key_inputs
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store import code_hash
 from rlcore.tasks.store.artifacts import ArtifactRef
@@ -95,7 +95,10 @@ def test_an_rl_stage_counts_the_loop_and_the_mathematics_and_no_words_pictures_o
             "rlcore.metrics",
             "rlcore.sandbox",
             "rlcore.tasks.report",
-            "rlcore.tasks.pipeline",
+            "rlcore.tasks.keys",
+            "rlcore.tasks.preflight",
+            "rlcore.tasks.promotion",
+            "rlcore.tasks.run",
             "rlcore.tasks.tracking",
         )
         assert [module for module in sampled[name] if module.startswith(strange)] == []

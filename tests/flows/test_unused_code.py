@@ -8,7 +8,7 @@ import pytest
 
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
-from rlcore.tasks.pipeline.cache_keys import function_of
+from rlcore.tasks.keys.cache_keys import function_of
 from rlcore.tasks.store.code_hash import closure
 from tests.flows.conftest import ROOT, environment
 from tests.flows.micro import MICRO

@@ -13,9 +13,9 @@ from rlcore.flows.plan import every_target, plan_run
 from rlcore.flows.presets import open_preset
 from rlcore.flows.run import run_promotion, run_targets
 from rlcore.flows.stages import stages
-from rlcore.tasks.pipeline.cache_keys import key_of
-from rlcore.tasks.pipeline.key_inputs import key_inputs
-from rlcore.tasks.pipeline.pages import page_folder
+from rlcore.tasks.keys.cache_keys import key_of
+from rlcore.tasks.keys.key_inputs import key_inputs
+from rlcore.tasks.run.pages import page_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, read_table
 

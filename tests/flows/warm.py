@@ -41,7 +41,7 @@ NEEDED = (
     "rlcore.flows.cli.app",
     "rlcore.flows.flows",
     "tests.chaos.toy",
-    "rlcore.tasks.pipeline.live_view",
+    "rlcore.tasks.run.live_view",
     "rlcore.tasks.report.summary",
     "mlflow.store.tracking.sqlalchemy_store",
     "mlflow.store.model_registry.sqlalchemy_store",
@@ -175,8 +175,8 @@ def _look_ahead() -> None:
 
     from rlcore.flows.presets import open_preset
     from rlcore.flows.stages import stages
-    from rlcore.tasks.pipeline.cache_keys import function_of
-    from rlcore.tasks.pipeline.key_inputs import key_inputs
+    from rlcore.tasks.keys.cache_keys import function_of
+    from rlcore.tasks.keys.key_inputs import key_inputs
     from rlcore.tasks.store.environment import pins
     from tests import known_sources
 

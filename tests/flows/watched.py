@@ -12,8 +12,8 @@ from types import FrameType
 from typing import Any
 
 from rlcore.flows.run import run_targets
-from rlcore.tasks.pipeline import stages
-from rlcore.tasks.pipeline.cache_keys import function_of
+from rlcore.tasks.keys.cache_keys import function_of
+from rlcore.tasks.run import stages
 from rlcore.tasks.store.settings import configure_environment, find_home
 
 CALL = "tests.flows.watched:main"

@@ -12,7 +12,7 @@ from prefect.utilities.callables import parameter_schema
 from infra.services.automations import read_automations, resolve_ids
 from infra.services.deployments import all_deployments
 from infra.services.layout import CODE, POOL, QUEUE
-from rlcore.tasks.pipeline.reconciliation import HEAL
+from rlcore.tasks.run.reconciliation import HEAL
 
 DEPLOYMENTS = all_deployments()
 AUTOMATIONS = read_automations()

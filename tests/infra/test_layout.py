@@ -101,7 +101,7 @@ def test_both_servers_ask_for_a_password_and_check_host_and_origin(layout: Layou
     assert mlflow["MLFLOW_AUTH_ADMIN_PASSWORD"] == clients(layout)["MLFLOW_TRACKING_PASSWORD"]
     assert mlflow["MLFLOW_SERVER_ALLOWED_HOSTS"] == "127.0.0.1:5000,localhost:5000"
     rows = {each.name: each.command(layout) for each in SERVICES if each.name in ("prefect", "mlflow")}
-    assert rows["prefect"][2].endswith("tasks/pipeline/prefect_server.py")
+    assert rows["prefect"][2].endswith("tasks/operations/prefect_server.py")
     assert "basic-auth" in rows["mlflow"]
 
 

@@ -23,8 +23,8 @@ import time
 from dataclasses import dataclass, field
 from prefect import flow
 from rlcore.config import HardwareConfig
-from rlcore.tasks.pipeline.prefect_bridge import call_flow
-from rlcore.tasks.pipeline.run import run_pipeline
+from rlcore.tasks.run.prefect_bridge import call_flow
+from rlcore.tasks.run.pipeline import run_pipeline
 from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import StageResult

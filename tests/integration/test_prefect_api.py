@@ -24,10 +24,10 @@ from prefect.states import Cancelling, Completed, Crashed, Failed, Late, Pending
 
 from infra.services import automations
 from rlcore.errors import TrainingError
-from rlcore.tasks.pipeline import reconciliation
-from rlcore.tasks.pipeline.events import SNAPSHOT, STOPPED, emit_findings, emit_snapshot
-from rlcore.tasks.pipeline.leases import crash_flow_run, hold_lease, recover_dead_runs
-from rlcore.tasks.pipeline.prefect_bridge import (
+from rlcore.tasks.run import reconciliation
+from rlcore.tasks.run.events import SNAPSHOT, STOPPED, emit_findings, emit_snapshot
+from rlcore.tasks.run.leases import crash_flow_run, hold_lease, recover_dead_runs
+from rlcore.tasks.run.prefect_bridge import (
     call_flow,
     current_flow_run,
     report_markdown,
@@ -35,7 +35,7 @@ from rlcore.tasks.pipeline.prefect_bridge import (
     report_table,
     task,
 )
-from rlcore.tasks.pipeline.reconciliation import CRASHED, FAILED, HEAL, MISSED, look, reconcile, report_missed
+from rlcore.tasks.run.reconciliation import CRASHED, FAILED, HEAL, MISSED, look, reconcile, report_missed
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, write_json

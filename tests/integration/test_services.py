@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from rlcore.tasks.pipeline.approval import statement
-from rlcore.tasks.pipeline.reconciliation import FAILED
+from rlcore.tasks.promotion.approval import statement
+from rlcore.tasks.run.reconciliation import FAILED
 from rlcore.tasks.store.approvers import sign
 from rlcore.tasks.store.audit_log import read_entries
 from rlcore.tasks.store.settings import Home

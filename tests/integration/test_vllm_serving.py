@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.tasks.pipeline.model_export import export_model
-from rlcore.tasks.pipeline.serving import TOKEN
+from rlcore.tasks.promotion.export import export_model
+from rlcore.tasks.serving.serve import TOKEN
 from rlcore.tasks.store.settings import Home
 from rlcore.text.tokenization import ChatTokenizer
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, our_answers

@@ -89,6 +89,6 @@ def test_a_server_gets_model_address_and_engine_and_its_exit_code_is_the_command
         asked.append((home, model, given))
         return 143
 
-    monkeypatch.setattr("rlcore.tasks.pipeline.serving.serve_model", serve_model)
+    monkeypatch.setattr("rlcore.tasks.serving.serve.serve_model", serve_model)
     assert main(["serve", "toy-sft/1", *options]) == 143
     assert asked == [(home, "toy-sft/1", settings)]

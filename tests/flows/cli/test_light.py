@@ -12,7 +12,7 @@ import pytest
 from rlcore.flows.cli.app import main
 from rlcore.flows.plan import RunPlan
 from rlcore.flows.presets import open_preset
-from rlcore.tasks.pipeline.plan import PlanRow
+from rlcore.tasks.keys.plan import PlanRow
 from tests.flows.conftest import ROOT, environment, flows_arguments, states_of
 
 MEASURE = """
@@ -80,7 +80,7 @@ def test_prefect_runs_what_is_computed_and_what_a_server_shows(
     ran = []
     monkeypatch.setattr("rlcore.flows.plan.plan_run", lambda *_, **__: planned)
     monkeypatch.setattr("rlcore.flows.run.run_targets", lambda *_: ran.append("inline") or {})
-    monkeypatch.setattr("rlcore.tasks.pipeline.prefect_bridge.call_flow", lambda *_, **__: ran.append("prefect") or {})
+    monkeypatch.setattr("rlcore.tasks.run.prefect_bridge.call_flow", lambda *_, **__: ran.append("prefect") or {})
     monkeypatch.setattr("rlcore.tasks.report.summary.summarise", lambda *_, **__: "")
     assert main(["run", "tiny"]) == 0
     assert ran == [expected]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.run import run_pipeline
+from rlcore.tasks.run.pipeline import run_pipeline
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import StageCache

@@ -13,7 +13,7 @@ from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.kinds.rl.kind import RlStage, errors
-from rlcore.tasks.pipeline.sizes import position_errors
+from rlcore.tasks.preflight.sizes import position_errors
 from rlcore.tasks.steps.agents import agent_digests, agent_errors
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 

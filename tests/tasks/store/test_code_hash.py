@@ -24,9 +24,9 @@ SOURCES = {
     "rlcore/config/rl.py": "Z = 1\n",
     "rlcore/tasks/__init__.py": "",
     "rlcore/tasks/steps/__init__.py": "",
-    "rlcore/tasks/pipeline/stages.py": "from rlcore import unused\n",
+    "rlcore/tasks/run/stages.py": "from rlcore import unused\n",
     "rlcore/tasks/steps/train.py": "from rlcore.learn import f\nfrom rlcore import config\n"
-    "from rlcore.config.rl import Z\nfrom rlcore.tasks.pipeline.stages import unused\n",
+    "from rlcore.config.rl import Z\nfrom rlcore.tasks.run.stages import unused\n",
     "rlcore/tasks/steps/score.py": "import importlib\nfrom rlcore import grade\n\n\ndef s():\n"
     '    return importlib.import_module("rlcore.late")\n',
 }
@@ -75,7 +75,7 @@ LAYOUT = '"""Deep."""\n\nimport math  # for pi\n\n\ndef g():\n    """Pi."""\n   
         ("rlcore/maths/__init__.py", '"""Nothing but mathematics."""\n', set()),
         ("rlcore/maths/__init__.py", "X = 1\n", {TRAIN}),
         # Orchestration, and the types of a configuration.
-        ("rlcore/tasks/pipeline/stages.py", "import os\n", set()),
+        ("rlcore/tasks/run/stages.py", "import os\n", set()),
         ("rlcore/config/__init__.py", "import os\n", set()),
         ("rlcore/config/rl.py", "import os\n", set()),
     ],

@@ -125,7 +125,7 @@ def test_prefect_is_the_engine_when_nothing_is_said_and_an_unknown_one_is_refuse
 def test_stages_and_engine_import_neither_prefect_nor_mlflow() -> None:
     # Both read their settings when they are imported, and cost seconds: no inline run may pay for Prefect.
     heavy = "('prefect', 'mlflow', 'torch')"
-    code = f"import sys, rlcore.tasks.pipeline.run; print([name for name in {heavy} if name in sys.modules])"
+    code = f"import sys, rlcore.tasks.run.pipeline; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

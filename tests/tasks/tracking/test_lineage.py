@@ -13,9 +13,9 @@ from rlcore.config import HardwareConfig, to_dict
 from rlcore.errors import ModelError
 from rlcore.hardware.machine import find_machine
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.pipeline.run import run_pipeline
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, sections_of
+from rlcore.tasks.run.pipeline import run_pipeline
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import describe_machine

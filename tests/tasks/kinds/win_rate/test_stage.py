@@ -6,8 +6,8 @@ import pytest
 
 from rlcore.flows.presets import open_preset
 from rlcore.tasks.kinds.win_rate.kind import WinRateStage, rewards_behind, shared_pairs, win_rate_stage
-from rlcore.tasks.pipeline.config_warnings import unusual_values
-from rlcore.tasks.pipeline.reference_checks import promotion_reference_errors
+from rlcore.tasks.preflight.config_warnings import unusual_values
+from rlcore.tasks.preflight.reference_checks import promotion_reference_errors
 from rlcore.tasks.presets.run import RunConfig
 
 GIVEN = (

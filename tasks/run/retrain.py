@@ -1,0 +1,153 @@
+"""Inputs of a champion, and their comparison with the present inputs.
+
+The last accepted data are the champion's training data. Their sketches are stored with its version in MLflow. Thus a
+promotion accepts data, a rejection does not, and a rollback withdraws the acceptance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rlcore.data_contracts.text import prompt_hash
+from rlcore.errors import DataError
+from rlcore.tasks.keys.cache_keys import key_of, without_outcome
+from rlcore.tasks.run.pages import page_folder
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.cache import KeyInputs, Record
+from rlcore.tasks.store.scratch import scratch_folder
+from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_column, read_json, write_json, write_table
+from rlcore.tasks.tracking.lineage import Ancestor, ancestry, find_lineage, nodes, read_records, record_of
+from rlcore.tasks.tracking.past import (
+    PAST,
+    PROMPTS,
+    REPORT,
+    SEEN_DIGITS,
+    ChampionLineage,
+    add_past,
+    read_past,
+    write_past,
+)
+from rlcore.tasks.tracking.registry import ModelVersion, find_number
+from rlcore.tasks.tracking.runs import open_tracker
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Result = Literal["unchanged", "judged"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retraining:
+    """Result of a retraining: nothing to do, or a decision. ``page``: Markdown; ``outcome``: a sentence."""
+
+    result: Result
+    outcome: str
+    page: str
+    refs: Mapping[str, ArtifactRef]
+
+
+def lineage_of(home: Home, champion: ModelVersion) -> ChampionLineage:
+    """Return the inputs of the champion from its record in MLflow.
+
+    Raises:
+        DataError: the record is missing or damaged.
+    """
+    return read_past(home, open_tracker(home), champion)
+
+
+def note_past(home: Home, records: tuple[Record, ...], record: Record, folder: Path) -> str:
+    """Write the known inputs of a stage's result into ``folder``; return the record's digest."""
+    artifacts = nearest(ancestry(home, records, record))
+    kept, paired = dict[str, str](), list[str]()
+    for name, sha256 in sorted(artifacts.items()):
+        snapshot = home.artifacts / "dataset" / sha256
+        report = read_json(snapshot / REPORT) if (snapshot / REPORT).is_file() else {}
+        if "sketches" not in report:
+            continue
+        kept[name] = sha256
+        write_json({each: report[each] for each in ("digest", "sketches")}, folder / sha256 / REPORT)
+        if report.get("contract", "").startswith("preference_pairs/"):
+            paired.append(sha256)
+            write_table(_prompts_of(snapshot), folder / sha256 / PROMPTS)
+    recipe = recipe_of(home, record.ingredients)
+    return write_past(ChampionLineage(artifacts=artifacts, recipe=recipe, datasets=kept, paired=tuple(paired)), folder)
+
+
+def _prompts_of(snapshot: Path) -> pd.DataFrame:
+    """Return the prompts of training pairs, each once, as prefixes of their hashes."""
+    import pandas as pd  # by a run that registers a model
+
+    columns = read_column(snapshot / "train.parquet", "messages")
+    found = {prompt_hash(messages)[:SEEN_DIGITS] for some in columns for messages in some}
+    return pd.DataFrame({"prompt": sorted(found)})
+
+
+def remember(home: Home, model: str) -> tuple[str, ...]:
+    """Write the missing record of a version from this state directory; return the stages whose data it names.
+
+    Raises:
+        ModelError: there is no such version, or this state directory did not make it.
+        DataError: its training data are gone.
+    """
+    tags, _ = find_lineage(home, model)
+    tracker, records = open_tracker(home), read_records(home)
+    version = find_number(tracker, tags["name"], tags["version"])
+    record = record_of(tags, records)
+    assert version is not None and record is not None  # both were just read
+    with scratch_folder(home.work) as temporary:
+        folder = temporary / PAST
+        digest = note_past(home, records, record, folder)
+        kept = read_json(folder / "past.json")["datasets"]
+        own = _named(tags.get("data", ""))
+        if gone := sorted(own.items() - kept.items()):
+            raise DataError(
+                f"the data that {model} was trained on are gone: {', '.join(f'{name} {sha}' for name, sha in gone)}",
+                where=str(home.artifacts / "dataset"),
+                fix="restore these folders from a backup or another state directory, then rerun the command",
+            )
+        add_past(tracker, version, folder, digest)
+    return tuple(kept)
+
+
+def _named(text: str) -> dict[str, str]:
+    """Parse the digests in ``prompts:ab,pairs:cd``, as a version's tags have them, by stage."""
+    return dict(each.rsplit(":", 1) for each in text.split(",") if each)
+
+
+def nearest(root: Ancestor) -> dict[str, str]:
+    """Return the artifact of each stage that is the fewest steps above ``root``, by the stage's name."""
+    found: dict[str, str] = {}
+    for node in nodes(root):
+        found.setdefault(node.stage, node.sha256)
+    return found
+
+
+def recipe_of(home: Home, ingredients: KeyInputs) -> str:
+    """Return a digest of all inputs of a run except its starting checkpoint.
+
+    Datasets count by the digest of their rows: equal rows under another name are the same data. The machine does not
+    count: rounding is no reason to continue the training of a champion.
+    """
+    arguments = dict(ingredients["arguments"])
+    start = arguments.pop("start", "")
+    if start and arguments.get("reference") == start:  # a run that measures KL to its start also starts from a champion
+        del arguments["reference"]
+    inputs = {name: _content(home, name, sha) for name, sha in ingredients["inputs"].items() if name != start}
+    return key_of({**without_outcome(ingredients), "inputs": inputs, "arguments": arguments, "machine": {}})
+
+
+def _content(home: Home, stage: str, sha256: str) -> str:
+    path = home.artifacts / "dataset" / sha256 / "report.json"
+    return str(read_json(path)["digest"]) if stage.startswith("prepare_") and path.is_file() else sha256
+
+
+def page_of(home: Home, preset: str, refs: Mapping[str, ArtifactRef]) -> str:
+    """Join the pages of a retraining's stages, as far as they exist: drift, reward model, decision."""
+    files = {"drift": "drift.md", "reward_gate": "reward_gate.md", "promote": "verdict.md"}
+    folders = {stage: page_folder(home, preset, stage, refs[stage]) for stage in files if stage in refs}
+    paths = [folder / files[stage] for stage, folder in folders.items()]
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths if path.is_file())

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlcore.tasks.keys.cache_keys import differences, explain_miss, function_of, key_of
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.cache import Record
+
+INGREDIENTS: dict[str, Any] = {
+    "stage": {"name": "grpo", "version": 1, "kind": "policy"},
+    "inputs": {"sft": "aa", "prompts": "bb"},
+    "external": "",
+    "code": {"rlcore.tasks.kinds.rl.step": "11", "rlcore.types": "22"},
+    "arguments": {},
+    "config": {"grpo": {"learning_rate": 0.1, "rewards": [{"kind": "math", "weight": 1.0}]}},
+    "machine": {"device": "cpu", "precision": "float32", "instructions": "AVX512", "gpu": ""},
+    "seed": 0,
+    "versions": {"torch": "2.13.0"},
+}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def record(key: str = "k", *, created: str = "2026-11-21T10:00:00.000+00:00", **changed: Any) -> Record:
+    ref = ArtifactRef(kind="policy", uri="artifacts/policy/ab", sha256="ab", bytes=1)
+    return Record(
+        key=key,
+        ref=ref,
+        ingredients=INGREDIENTS | changed,
+        metrics={"x": 0.5},
+        code="c",
+        environment="e",
+        created=created,
+        seconds=1.5,
+    )
+
+
+def a_function(*arguments: object, **named: object) -> None: ...
+
+
+def test_the_key_is_the_digest_of_the_canonical_json() -> None:
+    # printf '{"a":[1,"x"],"b":null}' | sha256sum
+    expected = "854ef06dc57f5dfed10206344ab2d02e0b6c84b0e19436703a5afd0f1f9f2687"
+    assert key_of({"b": None, "a": [1, "x"]}) == expected
+
+
+@given(value=st.dictionaries(st.text(max_size=3), JSON, max_size=4))
+def test_the_key_does_not_depend_on_the_order_of_names(value: dict[str, Any]) -> None:
+    assert key_of(value) == key_of(dict(reversed(value.items())))
+
+
+def test_a_number_that_json_cannot_write_is_refused() -> None:
+    with pytest.raises(ValueError, match="JSON"):
+        key_of({"a": float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"config": {"grpo": {"learning_rate": 0.2, "rewards": [{"kind": "math", "weight": 1.0}]}}},
+         "grpo.learning_rate changed (0.1 -> 0.2)"),
+        ({"config": {"grpo": {"learning_rate": 0.1, "rewards": [{"kind": "math", "weight": 2.0}]}}},
+         "grpo.rewards.0.weight changed (1.0 -> 2.0)"),
+        ({"code": {"rlcore.tasks.kinds.rl.step": "11", "rlcore.types": "33"}}, "code changed: rlcore.types"),
+        ({"code": {"rlcore.tasks.kinds.rl.step": "11"}}, "code changed: rlcore.types"),
+        ({"inputs": {"sft": "cc", "prompts": "bb"}}, "data changed: sft"),
+        ({"external": "f"}, "source files changed"),
+        ({"external": {"my_rewards.py": "f"}}, "source files changed: my_rewards.py"),
+        ({"seed": 1}, "seed changed"),
+        ({"versions": {"torch": "2.14.0"}}, "versions changed: torch"),
+        ({"machine": {"device": "cpu", "precision": "bfloat16", "instructions": "AVX2", "gpu": ""}},
+         "machine changed: precision float32 -> bfloat16, instructions AVX512 -> AVX2"),
+        ({"machine": {"device": "cuda", "precision": "float32", "instructions": "", "gpu": "H200"}},
+         "machine changed: device cpu -> cuda"),
+        ({"arguments": {"section": "ppo"}}, 'section changed (unset -> "ppo")'),
+        ({"config": {"grpo": {"learning_rate": 0.1, "rewards": [{"kind": "mine:brief", "options": {}, "weight": 1.0}]}},
+          "code": {"rlcore.tasks.kinds.rl.step": "11", "rlcore.brief": "44"}, "external": {"mine.py": "f"}},
+         'grpo.rewards.0.kind changed ("math" -> "mine:brief")'),
+        ({"stage": {"name": "grpo", "version": 2, "kind": "policy"}}, "stage changed: version"),
+        ({"seed": 1, "inputs": {"sft": "cc", "prompts": "bb"}}, "data changed: sft; seed changed"),
+    ],
+)  # fmt: skip
+def test_every_ingredient_that_changed_is_named(change: dict[str, Any], reason: str) -> None:
+    assert explain_miss(INGREDIENTS | change, [record()]) == reason
+
+
+def test_there_is_no_reason_when_nothing_changed_and_a_plain_one_when_nothing_is_known() -> None:
+    assert explain_miss(INGREDIENTS, [record()]) == ""
+    assert explain_miss(INGREDIENTS, []) == "first run"
+
+
+def test_a_result_of_before_machines_were_recorded_has_another() -> None:
+    old = record()
+    del old.ingredients["machine"]  # type: ignore[attr-defined]
+    assert explain_miss(INGREDIENTS, [old]) == "machine changed"
+    assert explain_miss(INGREDIENTS | {"machine": {}}, [old]) == ""
+
+
+def test_an_input_that_is_not_known_yet_is_no_difference() -> None:
+    known = {"inputs": {"prompts": "bb"}}
+    assert differences(INGREDIENTS, INGREDIENTS | known, unknown=["sft"]) == {}
+    assert differences(INGREDIENTS, INGREDIENTS | known) == {"inputs": ("sft",)}
+
+
+def test_the_reason_is_told_against_the_nearest_result_and_then_the_newest() -> None:
+    far = record("far", created="2026-11-21T12:00:00.000+00:00", seed=7, external="x")
+    old = record("old", created="2026-11-21T10:00:00.000+00:00", seed=1)
+    new = record("new", created="2026-11-21T11:00:00.000+00:00", external="y")
+    assert explain_miss(INGREDIENTS, [far, old, new]) == "source files changed"
+
+
+def test_a_long_list_of_changes_is_cut() -> None:
+    change = {"config": {f"x{i}": i for i in range(9)}}
+    assert explain_miss(INGREDIENTS | change, [record(config={})]).endswith("x4 changed (unset -> 4) and 4 more")
+
+
+def test_bound_arguments_belong_to_the_key_and_the_module_is_that_of_the_function_inside() -> None:
+    assert function_of(a_function) == (__name__, {})
+    assert function_of(partial(partial(a_function, 1), 2, section="ppo")) == (
+        __name__, {"0": 1, "1": 2, "section": "ppo"},
+    )  # fmt: skip
