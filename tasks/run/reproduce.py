@@ -93,10 +93,11 @@ def config_of(origin: Origin, preset: RunConfig) -> RunConfig:
     document = to_dict(preset)
     for record in origin.chain:
         stage, known = _name(record), deepcopy(whole_config(record.ingredients))  # paths are put into it
-        known["stages"] = {stage: known.pop("stage")} if "stage" in known else {}
         document |= {name: value for name, value in known.items() if name in document and name not in _NAMED}
-        document["data"] |= known.get("data", {})
-        document["stages"] |= known["stages"] if stage in document["stages"] else {}
+        if "stage" in known:  # of its datasets it has no sizes: those are in the records that prepared them
+            document["stages"] |= {stage: known["stage"]} if stage in document["stages"] else {}
+        else:
+            document["data"] |= known.get("data", {})
         for key, path in record.files.items():
             _place(document, key.replace("stage.", f"stages.{stage}.", 1) if key.startswith("stage.") else key, path)
     machine = origin.record.ingredients.get("machine", {})

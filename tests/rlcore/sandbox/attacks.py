@@ -181,7 +181,7 @@ ESCAPES: Mapping[str, str] = {
     "make a device": "import os\nos.mknod('/x', 0o20666, os.makedev(1, 1))\nprint('ESCAPED')",
     "make links": "import os\nos.symlink('/etc', '/x')\nprint('ESCAPED')",
     "remove files": "import os\nos.unlink('/python/lib/python3.11/os.py')\nprint('ESCAPED')",
-    "change modes": "import os\nos.chmod('/dev/null', 0)\nprint('ESCAPED')",
+    "change modes": "import os\nos.chmod('/dev/null', 0o666)\nprint('ESCAPED')",
     "many files": "for i in range(10 ** 6): open(f'/f{i}', 'w')\nprint('ESCAPED')",
     "TCP": "import socket\nsocket.socket()\nprint('ESCAPED')",
     "UDP": "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM)\nprint('ESCAPED')",
