@@ -1,44 +1,104 @@
-"""Generated parts of the site: settings, metrics, presets, keys of peers and injected faults.
+"""Generated parts of the pages of docs/: settings, metrics, presets, commands, the library, keys of peers.
 
-A page of docs/ marks the place with ``<!-- generated: NAME -->``. ``make docs`` calls :func:`on_page_markdown`.
+They are committed, between the lines ``<!-- generated: NAME -->`` and ``<!-- end -->``. A test compares them with the
+code, and ``python -m infra.site_pages`` rewrites them.
 """
 
 from __future__ import annotations
 
-import json
+import inspect
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import rlcore
+from rlcore.flows.cli.app import app
 from rlcore.flows.presets import FOLDER, open_draft
 from rlcore.metrics import render
 from rlcore.tasks.presets.graph import named_start
-from rlcore.tasks.presets.key_reference import as_markdown
+from rlcore.tasks.presets.key_reference import as_markdown, unmarked
 from rlcore.tasks.presets.peers import KINDS, PEERS, peer_keys
 
 ROOT = Path(__file__).resolve().parents[1]
-FAULTS = ROOT / "benchmarks" / "results" / "faults.jsonl"
-_MARK = re.compile(r"<!-- generated: (\w+) -->")
+_PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 _PLACEHOLDERS = {"model.source": "folder", "data.pairs.adapter": "hh"}
-_MESSAGE = 110  # characters of a message in the table of faults
+_WIDTH = 100  # of a signature on one line
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Return a page with its generated parts. MkDocs calls this for every page.
+def generate(page: str) -> str:
+    """Return a page with the content of its generated parts.
 
     Raises:
         KeyError: No part has the name of a mark.
     """
-    return _MARK.sub(lambda mark: re.sub(r"\A# .*\n+", "", PARTS[mark[1]]()), markdown)
+    return _PART.sub(lambda mark: f"{mark[1]}\n{PARTS[mark[2]]().strip()}\n\n{mark[3]}", page)
 
 
-def faults() -> str:
-    """Return the table of injected faults from the recorded results."""
-    rows = map(json.loads, FAULTS.read_text(encoding="utf-8").splitlines())
-    lines = (_row(row["name"], row["caught"], row["steps"], _cell(row["message"])) for row in rows)
-    return "\n".join(["| fault | result | after | message |", "|---|---|---|---|", *lines])
+def settings() -> str:
+    """Return every section of a preset, without the heading of the page."""
+    return re.sub(r"\A# .*\n+", "", as_markdown())
+
+
+def metrics() -> str:
+    """Return every metric and health rule, without the heading of the page."""
+    return re.sub(r"\A# .*\n+", "", render())
+
+
+def commands() -> str:
+    """Return each command with its first line and its examples."""
+    return "\n\n".join(_command(name) for name in app if not name.startswith("-"))
+
+
+def _command(name: str) -> str:
+    text = inspect.cleandoc(app[name].default_command.__doc__ or "")
+    example = re.search(r"^```\n.*?^```", text, re.MULTILINE | re.DOTALL)
+    return f"### `rlcore {name}`\n\n{text.splitlines()[0]}" + (f"\n\n{example[0]}" if example else "")
+
+
+def library() -> str:
+    """Return the public names of the library with signatures and first lines."""
+    return "\n\n".join(_name(getattr(rlcore, name), name) for name in rlcore.__all__)
+
+
+def _name(found: Any, name: str) -> str:
+    methods = [
+        _called(each, f"{name}.{key}")
+        for key, each in vars(found).items()
+        if inspect.isclass(found) and not key.startswith("_") and inspect.isfunction(each)
+    ]
+    return f"### `{name}`\n\n{_first(found)}\n\n```python\n" + "\n".join((_called(found, name), *methods)) + "\n```"
+
+
+def _called(found: Any, name: str) -> str:
+    """Return a name with its signature, and the first line of a method as a comment above it."""
+    signature = inspect.signature(found)
+    given = list(_parameters(each for each in signature.parameters.values() if each.name != "self"))
+    result = "" if inspect.isclass(found) else f" -> {_type(signature.return_annotation)}"
+    line = f"{name}({', '.join(given)}){result}"
+    if len(line) > _WIDTH:
+        line = "\n    ".join((f"{name}(", *(f"{each}," for each in given))) + f"\n){result}"
+    return (f"\n# {_first(found)}\n" if "." in name else "") + line
+
+
+def _parameters(parameters: Iterable[inspect.Parameter]) -> Iterator[str]:
+    is_named = False
+    for each in parameters:
+        if each.kind is each.KEYWORD_ONLY and not is_named:
+            is_named = True
+            yield "*"
+        default = "" if each.default is each.empty else " = " + re.sub(r"<.*>", "…", repr(each.default))
+        yield f"{each.name}: {_type(each.annotation)}{default}"
+
+
+def _type(annotation: Any) -> str:
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    return text.strip("'")
+
+
+def _first(found: Any) -> str:
+    return unmarked((inspect.getdoc(found) or "").split("\n")[0])
 
 
 def peers() -> str:
@@ -88,15 +148,15 @@ def _row(*cells: object) -> str:
     return f"| {' | '.join(map(str, cells))} |"
 
 
-def _cell(text: str) -> str:
-    short = text.splitlines()[0][:_MESSAGE] if text else ""
-    return re.sub(r"[|<>]", lambda found: f"&#{ord(found[0])};", short)
-
-
 PARTS: Mapping[str, Callable[[], str]] = {
-    "settings": as_markdown,
-    "metrics": render,
+    "settings": settings,
+    "metrics": metrics,
     "presets": presets,
+    "commands": commands,
+    "library": library,
     "peers": peers,
-    "faults": faults,
 }
+
+if __name__ == "__main__":
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        path.write_text(generate(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -16,7 +16,7 @@ from rlcore.strict_config import Duration, Fraction, NonNegativeInt, PositiveInt
 class AnswersConfig:
     """Sample ``num_samples`` completions of each training prompt, and score them with ``rewards``."""
 
-    num_samples: PositiveInt
+    num_samples: PositiveInt  # completions per prompt
     rewards: tuple[RewardTerm, ...]
     sampling: SamplingConfig
     threshold: float = 0.99  # lowest score of a correct completion; as in rlcore.types
@@ -29,33 +29,27 @@ class AnswersConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RejectionConfig(AnswersConfig):
-    """Sample ``num_samples`` completions of each training prompt, score them with ``rewards``, keep the good ones.
+    """Sample ``num_samples`` completions of each training prompt, score them with ``rewards``, keep the good ones."""
 
-    ``choose``: ``verified`` keeps completions with a score of at least ``threshold``; ``best`` keeps those with the
-    highest scores. ``prefer``: order of equally good completions of a prompt. ``max_similarity``: drop a completion
-    whose Jaccard index of three-word sequences with a kept one of its prompt is larger.
-    """
-
+    # `verified`: completions with a score of at least `threshold`; `best`: those with the highest scores
     choose: Literal["verified", "best"] = "verified"
-    prefer: Literal["first", "shortest"] = "first"
-    keep_per_prompt: PositiveInt = 1
+    prefer: Literal["first", "shortest"] = "first"  # order of equally good completions of a prompt
+    keep_per_prompt: PositiveInt = 1  # most completions kept of a prompt
     keep_per_task: NonNegativeInt = 0  # limits easy tasks, so that other tasks keep their weight; 0: no limit
-    max_similarity: Fraction = 1.0  # 1: drop only completions that are equal up to white space
+    # largest Jaccard index of three-word sequences with a kept completion; 1: drop only those equal up to white space
+    max_similarity: Fraction = 1.0
     num_eval: PositiveInt = 32  # demonstrations held out for the loss curve of the SFT that follows
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeConfig:
-    """Judge of two completions.
+    """Judge of two completions."""
 
-    ``kind``: ``judge``, a language model behind an endpoint; ``reward_model``, trained by the stage ``stage``; or a
-    custom function ``module:function``. ``files``: data files that such a function reads.
-    """
-
+    # `judge`: a language model behind an endpoint; `reward_model`: of the stage `stage`; or `module:function`
     kind: str
-    stage: str = ""
-    options: Mapping[str, Scalar] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
+    stage: str = ""  # the stage that trains the reward model
+    options: Mapping[str, Scalar] = field(default_factory=dict)  # options of the judge, such as endpoint and model
+    files: tuple[str, ...] = ()  # data files that a custom function reads
     timeout_minutes: Duration = DEFAULT_TIMEOUT_MINUTES  # per call of a custom function, which compares all pairs
 
     def __post_init__(self) -> None:
@@ -73,35 +67,26 @@ class JudgeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeBounds:
-    """Requirements for a judge on held-out human pairs, before its win rate is trusted.
+    """Requirements for a judge on held-out human pairs, before its win rate is trusted."""
 
-    ``min_agreement``: for the lower end of the interval of its agreement. ``max_position_bias``: fraction of results
-    that depend on the order. ``max_length_bias``: how much more often than humans it prefers the longer completion.
-    ``max_dependence``: of its agreement with a reward model of the policy, beyond that of independent errors.
-    """
-
-    min_agreement: Fraction = 0.55
-    max_position_bias: Fraction = 0.5
-    max_length_bias: Fraction = 0.15
+    min_agreement: Fraction = 0.55  # least lower end of the interval of its agreement with people
+    max_position_bias: Fraction = 0.5  # largest fraction of results that depend on the order
+    max_length_bias: Fraction = 0.15  # how much more often than people it may prefer the longer completion
+    # largest agreement with a reward model of the policy, beyond that of independent errors
     max_dependence: Fraction = 0.6
 
 
 @dataclass(frozen=True, kw_only=True)
 class WinRateConfig:
-    """``judge`` compares the completions of two checkpoints on held-out prompts, each pair in both orders.
-
-    ``greedy``: greedy decoding; else samples at ``sampling.temperature``. ``num_prompts``: per dataset; 0: all.
-    ``num_human_pairs``: maximum number of human pairs in the judge audit. ``max_unjudged``: maximum fraction of pairs
-    without a result; more is an error.
-    """
+    """``judge`` compares the completions of two checkpoints on held-out prompts, each pair in both orders."""
 
     judge: JudgeConfig
     sampling: SamplingConfig
-    greedy: bool = True
-    num_prompts: NonNegativeInt = 0
-    num_human_pairs: PositiveInt = 500
+    greedy: bool = True  # greedy decoding; false: samples at `sampling.temperature`
+    num_prompts: NonNegativeInt = 0  # per dataset; 0: all
+    num_human_pairs: PositiveInt = 500  # most human pairs in the judge audit
     bounds: JudgeBounds = field(default_factory=JudgeBounds)
-    max_unjudged: Fraction = 0.1
+    max_unjudged: Fraction = 0.1  # largest fraction of pairs without a result; more is an error
     tokens_per_microbatch: PositiveInt = 8192  # of a reward model as judge
 
     def __post_init__(self) -> None:
@@ -110,19 +95,15 @@ class WinRateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchmarkConfig:
-    """Tasks, each a file ``<task>.yaml`` in ``folder``, with its data as JSONL files in the same folder.
+    """Tasks, each a file ``<task>.yaml`` in ``folder``, with its data as JSONL files in the same folder."""
 
-    ``chat``: use the model's chat template; if false, send prompts as plain text. ``max_new_tokens``: length limit of
-    tasks that set none.
-    """
-
-    folder: str
-    tasks: tuple[str, ...]
-    chat: bool = True
+    folder: str  # folder with the tasks
+    tasks: tuple[str, ...]  # names of files in the folder, without `.yaml`
+    chat: bool = True  # use the model's chat template; false: prompts as plain text
     limit: NonNegativeInt = 0  # documents per task; 0: all
-    max_new_tokens: PositiveInt = 256
-    max_concurrent: PositiveInt = 64
-    tokens_per_microbatch: PositiveInt = 8192
+    max_new_tokens: PositiveInt = 256  # length limit of tasks that set none
+    max_concurrent: PositiveInt = 64  # sequences decoded at the same time
+    tokens_per_microbatch: PositiveInt = 8192  # tokens of one forward pass, padding included
 
     def __post_init__(self) -> None:
         if not self.tasks:

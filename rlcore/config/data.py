@@ -20,19 +20,15 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9]\d*))?")
 
 @dataclass(frozen=True, kw_only=True)
 class HardwareConfig:
-    """Device and precision. :mod:`rlcore.hardware.machine` resolves ``auto``.
+    """Device and precision. :mod:`rlcore.hardware.machine` resolves ``auto``."""
 
-    ``device``: ``auto`` (CUDA if present), ``cpu``, ``cuda``, or one GPU, such as ``cuda:1``. ``dtype``: precision of
-    matrix products; ``auto`` is float32 on a CPU and bfloat16 on CUDA (float16 on a GPU without bfloat16 units).
-    ``gradient_checkpointing``: recompute the activations of trained layers in the backward pass, which saves memory and
-    takes about a third more time. ``save_float32``: write checkpoints of SFT and RL in float32 even if the starting
-    checkpoint is in half precision.
-    """
-
-    device: str = "auto"
+    device: str = "auto"  # `auto` (CUDA if present), `cpu`, `cuda`, or one GPU, such as `cuda:1`
+    # of matrix products; `auto`: float32 on a CPU, bfloat16 on CUDA (float16 on a GPU without bfloat16 units)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    num_threads: Annotated[int, between(0, 1024)] = 0  # 0: torch's default
+    num_threads: Annotated[int, between(0, 1024)] = 0  # CPU threads of torch; 0: its default
+    # recompute activations in the backward pass: less memory, about a third more time
     gradient_checkpointing: bool = False
+    # write checkpoints of SFT and RL in float32 even if the starting checkpoint is in half precision
     save_float32: bool = False
 
     def __post_init__(self) -> None:
@@ -42,14 +38,14 @@ class HardwareConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ShapeConfig:
-    """Shape of a new Llama."""
+    """Shape of a new Llama (``model.source = "scratch"``)."""
 
-    hidden_size: PositiveInt = 192
-    num_layers: PositiveInt = 4
-    num_heads: PositiveInt = 6
-    num_kv_heads: PositiveInt = 6
-    intermediate_size: PositiveInt = 512
-    max_positions: PositiveInt = 256
+    hidden_size: PositiveInt = 192  # width of the residual stream; a multiple of 2 * num_heads
+    num_layers: PositiveInt = 4  # transformer layers
+    num_heads: PositiveInt = 6  # attention heads
+    num_kv_heads: PositiveInt = 6  # key-value heads; a divisor of num_heads
+    intermediate_size: PositiveInt = 512  # width of the MLP
+    max_positions: PositiveInt = 256  # longest sequence in tokens
 
     def __post_init__(self) -> None:
         if self.hidden_size % (2 * self.num_heads):
@@ -60,29 +56,23 @@ class ShapeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The starting checkpoint.
+    """The starting checkpoint. It and all models trained from it keep template and control tokens."""
 
-    ``source``: ``scratch`` (a new Llama of ``shape``), ``hub`` (``path`` is ``org/name``, ``revision`` a 40-hex
-    commit), ``folder`` (``path``), ``gguf`` (``path`` to the file), ``package`` (``path`` is an installed Python
-    package that contains ``file``, a GGUF), ``registry`` (``path`` is an MLflow model URI).
-
-    ``chat_template_kwargs``: variables of the chat template, such as ``enable_thinking = false``. ``extra_eos``:
-    control tokens that end a completion, in addition to the declared ones: for example ``<|im_end|>``, if the template
-    of a base model ends turns with it. The imported checkpoint and all models trained from it keep both.
-    ``template_date``: date (``2026-11-25``) for templates that use one; empty: the date recorded with the model, or the
-    import date. ``system_prompt``: system prompt of datasets that set none.
-    """
-
+    # `scratch`: a new Llama of `shape`; `hub`, `folder`, `gguf`: from `path`; `package`: `file` (a GGUF) in an
+    # installed Python package; `registry`: an MLflow model
     source: Literal["scratch", "hub", "folder", "gguf", "package", "registry"]
-    path: str = ""
-    revision: str = ""
-    file: str = ""
-    license: str = ""
+    path: str = ""  # hub: `org/name`; folder, gguf: the path; package: its import name; registry: a model URI
+    revision: str = ""  # of a hub model: a 40-hex commit
+    file: str = ""  # with `package`: the GGUF file in it
+    license: str = ""  # recorded in the model card, such as `Apache-2.0`
     chat_template: str = ""  # path of a Jinja file; empty: the model's own
+    # variables of the chat template, such as `enable_thinking = false`
     chat_template_kwargs: Mapping[str, Scalar] = field(default_factory=dict)
+    # date (`2026-11-25`) for templates that use one; empty: the date recorded with the model, or the import date
     template_date: str = ""
+    # control tokens that end a completion besides the declared ones, such as `<|im_end|>` of a base model's template
     extra_eos: tuple[str, ...] = ()
-    system_prompt: str = ""
+    system_prompt: str = ""  # system prompt of datasets that set none
     shape: ShapeConfig = field(default_factory=ShapeConfig)
 
     def __post_init__(self) -> None:

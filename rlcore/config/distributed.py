@@ -19,46 +19,37 @@ Learning: TypeAlias = RlConfig | SftConfig | DpoConfig | RewardModelConfig
 class RayConfig:
     """Ray cluster, and the processes that run on it besides the learner ranks.
 
-    ``address``: a running cluster; empty: ``RAY_ADDRESS``, or else a local cluster that ends with the run.
-    ``num_rollout_workers``: processes with the built-in engine, which share the prompts; ``num_reward_workers``:
-    processes that compute rewards, including reward models and sandboxes. With 0 the process of the run does the work.
-    Each process uses ``cpus`` cores. If the run uses GPUs, each rank and each rollout worker has its own.
-    ``reward_worker_gpus``: GPUs per reward worker; a fraction shares one.
+    If the run uses GPUs, each rank and each rollout worker has its own.
     """
 
-    address: str = ""
+    address: str = ""  # a running cluster; empty: `RAY_ADDRESS`, or else a local cluster that ends with the run
+    # processes with the built-in engine, which share the prompts; 0: the process of the run samples
     num_rollout_workers: NonNegativeInt = 0
+    # processes for rewards, reward models and sandboxes; 0: the process of the run scores
     num_reward_workers: NonNegativeInt = 0
-    cpus: PositiveInt = 1
-    reward_worker_gpus: NonNegativeFloat = 0.0
+    cpus: PositiveInt = 1  # cores of each process
+    reward_worker_gpus: NonNegativeFloat = 0.0  # GPUs per reward worker; a fraction shares one
 
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """Learner ranks. ``backend``: ``local`` (one process), ``processes`` (on this machine) or ``ray`` (a Ray cluster).
+    """Learner ranks."""
 
-    ``shard``: ``full`` splits every weight among the ranks (FSDP2); ``replicate`` gives each rank all weights; ``auto``
-    is ``replicate`` with LoRA, else ``full``. ``gather_in_compute_dtype``: gather shards in the compute precision, with
-    half the traffic; norms and embeddings then use it too. ``cpu_offload``: keep shards, gradients and moments in CPU
-    memory, even with a single rank; the optimizer steps on the CPU.
-
-    ``tensor_parallel``: number of neighbouring ranks that split the matrices of every layer and train on the same
-    samples. It must divide ``learner_ranks``.
-
-    ``devices``: GPU indices of the ranks, among the visible ones; empty: the first ones. A call longer than
-    ``timeout_minutes`` ends the ranks. Lost ranks, rollout workers and reward workers are restarted, each at most
-    ``max_restarts`` times per run.
-    """
-
+    # `local`: one process; `processes`: ranks on this machine; `ray`: ranks on a Ray cluster
     backend: Literal["local", "processes", "ray"] = "local"
-    learner_ranks: PositiveInt = 1
+    learner_ranks: PositiveInt = 1  # number of ranks; one per GPU
+    # `full`: weights split among the ranks (FSDP2); `replicate`: all on each; `auto`: `replicate` with LoRA, else
+    # `full`
     shard: Literal["auto", "full", "replicate"] = "auto"
+    # gather shards in the compute precision: half the traffic; norms and embeddings then use it too
     gather_in_compute_dtype: bool = False
+    # keep shards, gradients and moments in CPU memory, also with one rank; the optimizer steps on the CPU
     cpu_offload: bool = False
+    # neighbouring ranks that split each layer's matrices and share samples; a divisor of learner_ranks
     tensor_parallel: PositiveInt = 1
-    devices: tuple[NonNegativeInt, ...] = ()
-    timeout_minutes: Duration = 60.0
-    max_restarts: NonNegativeInt = 3
+    devices: tuple[NonNegativeInt, ...] = ()  # GPU indices of the ranks, among the visible ones; empty: the first ones
+    timeout_minutes: Duration = 60.0  # longest call of a rank; then the ranks end; raise it for long updates
+    max_restarts: NonNegativeInt = 3  # restarts of lost ranks, rollout workers and reward workers per run, of each kind
     ray: RayConfig = field(default_factory=RayConfig)
 
     def __post_init__(self) -> None:

@@ -52,18 +52,16 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
 class LimitConfig:
     """Limits of one rule; a value that is left out is the rule's default."""
 
-    warn: float | None = None
-    stop: float | None = None
-    patience: PositiveInt | None = None
+    warn: float | None = None  # readings beyond it are logged; left out: the rule's default (docs/metrics.md)
+    stop: float | None = None  # `patience` consecutive readings beyond it stop the run; left out: the rule's default
+    patience: PositiveInt | None = None  # readings; left out: the rule's default
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditConfig:
-    """Audit: recompute some rollouts of each iteration by a slow path; docs/reliability.md describes it.
+    """Audit: recompute some rollouts of each iteration by a slow path; docs/reliability.md describes it."""
 
-    ``action``: ``stop`` ends the run at the first discrepancy; ``warn`` only logs it.
-    """
-
+    # `stop` ends the run at the first discrepancy; `warn` only logs it; `off`: no audit
     action: Literal["stop", "warn", "off"] = "stop"
     max_time_fraction: Fraction = 0.02  # maximum fraction of the run's time; the first iteration is always audited
     rollouts: PositiveInt = 2  # audited rollouts per iteration
@@ -72,11 +70,9 @@ class AuditConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HealthConfig:
-    """Health rules of an online-RL run; docs/metrics.md describes each.
+    """Health rules of an online-RL run; docs/metrics.md describes each."""
 
-    ``action``: ``stop`` warns, then stops the run and restores its last healthy checkpoint; ``warn`` only warns.
-    """
-
+    # `stop` warns, then stops the run and restores its last healthy checkpoint; `warn` only warns; `off`: no rules
     action: Literal["stop", "warn", "off"] = "stop"
     audit: AuditConfig = field(default_factory=AuditConfig)
     kl: LimitConfig = field(default_factory=LimitConfig)

@@ -23,17 +23,16 @@ from rlcore.strict_config import (
 
 @dataclass(frozen=True, kw_only=True)
 class KlConfig:
-    """KL to the reference policy. ``apply_to`` ``reward`` uses k1 per token; ``loss`` uses ``estimator``.
+    """KL to the reference policy. :mod:`rlcore.algorithms.kl` explains the gradients of the estimators."""
 
-    ``target`` > 0 (nats per completion) enables the adaptive controller; ``horizon`` is in completions. The estimators
-    ``k2_plain`` and ``k3_plain`` reproduce papers; :mod:`rlcore.algorithms.kl` explains their gradients.
-    """
-
-    coefficient: NonNegativeFloat = 0.0
+    coefficient: NonNegativeFloat = 0.0  # weight of the KL; 0: no reference policy; raise it if `kl/ref` grows too fast
+    # `reward` subtracts k1 from each token's reward; `loss` adds `estimator` to the loss
     apply_to: Literal["reward", "loss"] = "loss"
+    # estimator in the loss; `k2_plain` and `k3_plain` reproduce papers
     estimator: Literal["k1_ratio", "k2", "k3_ratio", "k2_plain", "k3_plain"] = "k3_ratio"
+    # KL per completion in nats that an adaptive coefficient holds; 0: constant coefficient
     target: NonNegativeFloat = 0.0
-    horizon: PositiveInt = 10_000
+    horizon: PositiveInt = 10_000  # completions over which the adaptive coefficient follows `target`; smaller: faster
 
     def __post_init__(self) -> None:
         if self.target > 0.0 and self.coefficient == 0.0:
@@ -42,39 +41,30 @@ class KlConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GaeConfig:
-    """Variants of generalised advantage estimation; the defaults give the plain form with one lambda.
+    """Variants of generalised advantage estimation; the defaults give the plain form with one lambda."""
 
-    ``lam_value``: lambda of the critic's returns; left out: the policy's. ``lam_alpha`` > 0: the policy's lambda is
-    ``1 - 1 / (lam_alpha * length)`` of each completion, instead of ``critic.lam`` (both VAPO, Yue et al. 2025).
-    ``bootstrap_truncated``: truncated completions end with the critic's value of their last state, instead of 0.
-    """
-
-    lam_value: Fraction | None = None
+    lam_value: Fraction | None = None  # lambda of the critic's returns; left out: `critic.lam` (VAPO, Yue et al. 2025)
+    # above 0: the policy's lambda is `1 - 1 / (lam_alpha * length)` of each completion, not `critic.lam` (VAPO)
     lam_alpha: NonNegativeFloat = 0.0
+    # truncated completions end with the critic's value of their last state, instead of 0
     bootstrap_truncated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig:
-    """The critic of PPO. Without ``optim`` it uses ``update.optim``.
+    """The critic of PPO. Without ``optim`` it uses ``update.optim``."""
 
-    ``init_from``: ``policy``, or the stage whose reward model initialises the critic.
-
-    ``architecture``: ``separate``, an own backbone; ``shared``, a head on the policy's backbone, trained in one forward
-    pass and one optimizer step for ``L_policy + coefficient * L_value`` (``detach`` stops the gradient of the head
-    before the backbone); ``lora``, a LoRA of ``update.lora``'s shape on the policy's frozen base. ``learning_rate``: of
-    the weights that the critic does not share with the policy.
-    """
-
-    init_from: str = "policy"
+    init_from: str = "policy"  # `policy`, or the stage whose reward model initialises the critic
+    # `separate`: own backbone; `shared`: head on the policy's backbone, trained in one step for `L_policy + coefficient
+    # * L_value`; `lora`: LoRA of `update.lora`'s shape on the policy's frozen base
     architecture: Literal["separate", "shared", "lora"] = "separate"
-    detach: bool = False
-    coefficient: NonNegativeFloat = 0.5
-    learning_rate: PositiveFloat = 1e-5
-    clip_range: NonNegativeFloat = 0.2  # 0: no value clipping
+    detach: bool = False  # with `shared`: stop the gradient of the head before the backbone
+    coefficient: NonNegativeFloat = 0.5  # with `shared`: weight of the value loss
+    learning_rate: PositiveFloat = 1e-5  # of the weights that the critic does not share with the policy
+    clip_range: NonNegativeFloat = 0.2  # of the value per update; 0: no clipping
     huber_delta: NonNegativeFloat = 0.0  # larger errors count linearly (Huber loss); 0: squared error
-    gamma: Fraction = 1.0
-    lam: Fraction = 0.95
+    gamma: Fraction = 1.0  # discount per token; 1: a reward at the end counts in full for every token
+    lam: Fraction = 0.95  # lambda of GAE; lower: less variance, more bias
     gae: GaeConfig = field(default_factory=GaeConfig)
     optim: OptimConfig | None = None
     warmup_iterations: NonNegativeInt = 0  # first iterations, which train only the critic
@@ -90,16 +80,14 @@ class CriticConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutCorrectionConfig:
-    """Importance weights against the mismatch of the log-probabilities of engine and learner.
+    """Importance weights against the mismatch of the log-probabilities of engine and learner."""
 
-    ``truncate`` limits the weight to ``high``; ``mask`` sets it to 0 outside [``low``, ``high``]. ``high`` defaults to
-    2 for ``truncate`` and to 5 for ``mask``.
-    """
-
+    # `truncate` limits the weight to `high`; `mask` sets it to 0 outside [`low`, `high`]; `off`: no weights
     mode: Literal["truncate", "mask", "off"] = "truncate"
+    # one weight per token, or one per completion (the product of its tokens)
     level: Literal["token", "sequence"] = "token"
-    low: NonNegativeFloat = 0.5
-    high: PositiveFloat | None = None
+    low: NonNegativeFloat = 0.5  # lowest weight that `mask` keeps
+    high: PositiveFloat | None = None  # largest weight; left out: 2 for `truncate`, 5 for `mask`
 
     def __post_init__(self) -> None:
         if self.low > self.upper:
@@ -113,22 +101,20 @@ class RolloutCorrectionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """Constants of the algorithm; left out: those of its row. A constant that the row does not use is an error.
+    """Constants of the algorithm; left out: those of its row. A constant that the row does not use is an error."""
 
-    ``scale``: divisor of a group's centred rewards: the std of the group or of the batch, or nothing. ``clip_low``,
-    ``clip_high``: bounds of the ratio, or of the probability difference (dppo_tv). ``dual_clip``: bound of the ratio
-    for negative advantages (usually 3), 0: off. ``gate_…``: of sapo. ``penalty_…``, of ppo_penalty: starting
-    coefficient, and target of the KL after an update in nats per token. ``constant_length`` in tokens.
-    """
-
+    # divisor of a group's centred rewards: std of the group or of the batch, or none
     scale: Literal["group", "group_sample", "batch", "batch_sample", "none"] | None = None
+    # distance below 1 at which the ratio is clipped; for dppo_tv, of the probability difference
     clip_low: NonNegativeFloat | None = None
+    # distance above 1 at which the ratio is clipped; larger: rare tokens may grow faster
     clip_high: NonNegativeFloat | None = None
-    dual_clip: NonNegativeFloat | None = None
-    gate_positive: PositiveFloat | None = None
-    gate_negative: PositiveFloat | None = None
-    penalty_coefficient: PositiveFloat | None = None
-    penalty_target: PositiveFloat | None = None
+    dual_clip: NonNegativeFloat | None = None  # largest ratio for negative advantages (usually 3); 0: no limit
+    gate_positive: PositiveFloat | None = None  # of sapo: temperature of the soft gate for positive advantages
+    gate_negative: PositiveFloat | None = None  # of sapo: temperature of the soft gate for negative advantages
+    penalty_coefficient: PositiveFloat | None = None  # of ppo_penalty: starting coefficient of the KL
+    penalty_target: PositiveFloat | None = None  # of ppo_penalty: target of the KL after an update, nats per token
+    # weight of a token in the loss: equal over the step, per completion, summed, or over a constant length
     weighting: Literal["token_mean", "sequence_mean", "sequence_sum", "constant"] | None = None
     constant_length: PositiveInt | None = None  # for weighting = constant; left out: sampling.max_new_tokens
 
@@ -142,22 +128,19 @@ DEFAULT_TIMEOUT_MINUTES = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class RewardTerm:
-    """One weighted component of the reward: ``kind`` is a name of ``rlcore.rewards.REWARDS`` or ``module:function``.
+    """One weighted component of the reward."""
 
-    ``data``: datasets whose rollouts are scored; empty: all. ``stage``, for kind ``reward_model``: the stage that
-    trains it. ``files``: data files that a custom function reads. ``python``: the interpreter that runs it, if it needs
-    packages that cannot be installed next to rlcore. ``gate``: if the term is below it, the total reward is
-    ``below_gate``, whatever the other terms are.
-    """
-
-    kind: str
-    data: tuple[str, ...] = ()
-    stage: str = ""
-    weight: float = 1.0
+    kind: str  # a built-in reward, or `module:function`
+    data: tuple[str, ...] = ()  # datasets whose rollouts are scored; empty: all
+    stage: str = ""  # for kind `reward_model`: the stage that trains it
+    weight: float = 1.0  # factor of the term in the total reward
+    # a score below it makes the total reward `below_gate`, whatever the other terms are; left out: no gate
     gate: float | None = None
-    below_gate: float = 0.0
+    below_gate: float = 0.0  # total reward of a rollout below the gate
+    # options of the reward, or keyword arguments of the function
     options: Mapping[str, Scalar] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()  # data files that a custom function reads; a change of one reruns the stage
+    # interpreter for a custom function whose packages cannot be installed next to rlcore; empty: this one
     python: str = ""
     timeout_minutes: Duration = DEFAULT_TIMEOUT_MINUTES  # per call of a custom function, which scores all rollouts
 
@@ -187,21 +170,19 @@ def as_term(section: object) -> RewardTerm:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateConfig:
-    """Optimizer steps of one iteration.
+    """Optimizer steps of one iteration."""
 
-    ``early_stop_kl``, ``early_stop_ref_kl``: end the update after an epoch whose mean KL (nats per token) to the
-    sampling policy or to the reference policy exceeds the limit; 0: no limit.
-
-    ``max_skipped_steps``: maximum number of consecutive steps that are skipped because of NaN or infinity in their loss
-    or gradient. Their batch is saved. One more ends the run, as does any in the last iteration.
-    """
-
-    num_epochs: PositiveInt = 1
-    num_minibatches: PositiveInt = 1
+    num_epochs: PositiveInt = 1  # passes over the rollouts of an iteration
+    num_minibatches: PositiveInt = 1  # optimizer steps per epoch; more: faster learning from older samples
+    # tokens of one forward pass, padding included; lower it if memory is short
     tokens_per_microbatch: PositiveInt = 8192
-    entropy_coefficient: NonNegativeFloat = 0.0
+    entropy_coefficient: NonNegativeFloat = 0.0  # weight of the entropy bonus; raise it if `entropy` falls to 0
+    # nats per token to the sampling policy; an epoch whose mean exceeds it is the update's last; 0: no limit
     early_stop_kl: NonNegativeFloat = 0.0
+    # nats per token to the reference policy; an epoch whose mean exceeds it is the last; 0: no limit
     early_stop_ref_kl: NonNegativeFloat = 0.0
+    # consecutive steps that may be skipped because of NaN or infinity (their batch is saved); one more ends the run, as
+    # does any in the last iteration
     max_skipped_steps: NonNegativeInt = 2
     truncated_completions: Literal["score", "mask", "zero"] = "score"  # keep the reward, do not train, or reward 0
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -214,11 +195,11 @@ class UpdateConfig:
 class CheckpointConfig:
     """Checkpoint interval. A run also writes a checkpoint after its first and its last iteration.
 
-    ``every_iterations`` > 0 replaces ``every_minutes``. No result depends on the number of checkpoints.
+    No result depends on the number of checkpoints.
     """
 
-    every_minutes: Duration = 15.0
-    every_iterations: NonNegativeInt = 0
+    every_minutes: Duration = 15.0  # minutes of work that a crash may lose
+    every_iterations: NonNegativeInt = 0  # above 0: interval in iterations, instead of `every_minutes`
 
 
 OBSERVERS = ("eval_every", "checkpoints")
@@ -227,19 +208,20 @@ OBSERVERS = ("eval_every", "checkpoints")
 
 @dataclass(frozen=True, kw_only=True)
 class RlConfig:
-    """One online-RL run. ``algorithm`` is a row of ``rlcore.algorithms.table.ALGORITHMS``."""
+    """One online-RL run."""
 
-    algorithm: str
+    algorithm: str  # a row of docs/algorithms.md, such as `grpo` or `ppo`
+    # iterations: each samples, updates and syncs once; a larger number extends a finished run
     num_iterations: PositiveInt
-    prompts_per_iteration: PositiveInt
-    group_size: PositiveInt
-    learning_rate: PositiveFloat
+    prompts_per_iteration: PositiveInt  # prompts of a batch, on any number of GPUs
+    group_size: PositiveInt  # completions per prompt; larger: less noise in the baseline, more sampling
+    learning_rate: PositiveFloat  # peak learning rate of the policy
     rewards: tuple[RewardTerm, ...] = ()  # empty: the KL to a teacher is the only reward
     sampling: SamplingConfig
     update: UpdateConfig = field(default_factory=UpdateConfig)
     kl: KlConfig = field(default_factory=KlConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
-    eval_every: NonNegativeInt = 0
+    eval_every: NonNegativeInt = 0  # iterations between held-out evaluations; 0: none
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
 
     @property

@@ -26,10 +26,12 @@ TransferKind = Literal["auto", "file", "shared_memory", "gloo", "nccl", "ipc"]
 
 @dataclass(frozen=True, kw_only=True)
 class TimeoutConfig:
-    """Timeouts of an engine. ``request_seconds``: per completion; a completion that times out is requested again."""
+    """Timeouts of an engine."""
 
+    # seconds until a started server must answer; raise it for large models and slow disks
     startup_seconds: Duration = 600.0
-    request_seconds: Annotated[float, at_least(0.0), below(1e6)] = 0.0  # 0: ten minutes plus 0.1 s for each token
+    # per completion, which is then requested again; 0: ten minutes plus 0.1 s for each token
+    request_seconds: Annotated[float, at_least(0.0), below(1e6)] = 0.0
 
     def for_request(self, num_tokens: int) -> float:
         """Return the seconds that a completion of ``num_tokens`` may take."""
@@ -38,41 +40,33 @@ class TimeoutConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuConfig:
-    """GPUs of the servers that the run starts. Each server uses ``tensor_parallel`` of them.
+    """GPUs of the servers that the run starts."""
 
-    ``devices``: indices among the visible GPUs, assigned in order. Empty: all but the trainer's; if there is only one,
-    trainer and server share it. ``gpu_memory_utilization``: fraction of a GPU's memory for its server.
-    """
-
+    # indices among the visible GPUs, assigned in order; empty: all but the trainer's, or that one if it is the only
     devices: tuple[NonNegativeInt, ...] = ()
-    tensor_parallel: PositiveInt = 1
+    tensor_parallel: PositiveInt = 1  # GPUs per server
     gpu_memory_utilization: Fraction = 0.0  # 0: 0.85 of free memory; on the learner's GPU at most 0.4 of all memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """Engine: ``native`` (in this process) or ``vllm`` (servers).
+    """Engine that samples completions. Several servers share the prompts."""
 
-    The stage starts ``replicas`` servers with the interpreter ``python`` (empty: this one) and stops them at its end.
-    ``urls``: use running servers instead. Several servers share the prompts. ``dtype``: ``auto`` is the trainer's
-    compute precision.
-
-    ``weight_transfer``: path of new weights to a server. ``file`` uses the folder ``weight_dir``, which the server must
-    see (empty: a folder in memory if there is one, else a temporary one). ``shared_memory``, ``gloo`` (TCP), ``nccl``
-    and ``ipc`` (between GPUs) use vLLM's weight-transfer API. ``auto``: for a started server ``nccl`` between GPUs if
-    vLLM is installed here too, else ``shared_memory``; for a running one, or if memory is short, ``file``.
-    """
-
-    kind: Literal["native", "vllm"] = "native"
-    python: str = ""
-    urls: tuple[str, ...] = ()
-    replicas: PositiveInt = 1
+    kind: Literal["native", "vllm"] = "native"  # `native`: in this process; `vllm`: servers
+    python: str = ""  # interpreter that has vLLM, for servers that the stage starts and stops; empty: this one
+    urls: tuple[str, ...] = ()  # running servers to use, instead of starting some
+    replicas: PositiveInt = 1  # number of servers to start
     gpus: GpuConfig = field(default_factory=GpuConfig)
+    # `file`: through `weight_dir`; `shared_memory`, `gloo` (TCP), `nccl`, `ipc` (between GPUs): vLLM's API; `auto`: for
+    # a started server `nccl` between GPUs if vLLM is installed here too, else `shared_memory`; for a running one, or if
+    # memory is short, `file`
     weight_transfer: TransferKind = "auto"
+    # folder of `file`, which the server must see; empty: a folder in memory if there is one, else a temporary one
     weight_dir: str = ""
+    # precision of the engine; `auto`: the learner's compute precision
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_model_len: NonNegativeInt = 0  # tokens of prompt and completion; 0: fits the longest text
-    kv_cache_gib: NonNegativeFloat = 0.0  # 0: the rest of gpus.gpu_memory_utilization
+    kv_cache_gib: NonNegativeFloat = 0.0  # of the KV cache per server; 0: the rest of gpus.gpu_memory_utilization
     enforce_eager: bool | None = None  # false: compile, with CUDA graphs; starts slower; left out: false on GPUs only
     timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
 
@@ -106,24 +100,23 @@ class EngineConfig:
 class EpisodeConfig:
     """Episodes of several turns with tools. Without ``tools`` and ``environment`` every completion is one turn.
 
-    ``sampling.max_new_tokens`` limits turns and tool output together; another turn begins only if ``max_turn_tokens``
-    still fit. Output longer than ``max_tool_output_tokens`` is truncated and ends with ``[cut]``. ``environment``: a
-    custom class ``module:Class``, whose public methods are tools; ``options``: its arguments; ``files``: the data files
-    that it reads. ``tool_role``: role of the message with the output; ``user`` for chat templates without a role
-    ``tool``. ``call_format``: syntax of a call; ``template``: that of the chat template, or ``ours`` if it has none.
+    ``sampling.max_new_tokens`` limits turns and tool output together.
     """
 
-    tools: tuple[Literal["calculator", "python", "search"], ...] = ()
-    max_turns: PositiveInt = 4
-    max_turn_tokens: PositiveInt = 512
+    tools: tuple[Literal["calculator", "python", "search"], ...] = ()  # built-in tools that the policy may call
+    max_turns: PositiveInt = 4  # most turns of the policy in an episode
+    max_turn_tokens: PositiveInt = 512  # tokens of one turn; another turn begins only if they still fit
+    # tokens of one tool output; longer output is truncated and ends with `[cut]`
     max_tool_output_tokens: Annotated[int, at_least(16)] = 256
-    environment: str = ""
-    options: Mapping[str, Scalar] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
+    environment: str = ""  # custom class `module:Class`, whose public methods are tools
+    options: Mapping[str, Scalar] = field(default_factory=dict)  # arguments of the environment
+    files: tuple[str, ...] = ()  # data files that the environment reads
     timeout_seconds: Duration = 5.0  # for one Python program, and for one call of the environment
     search_corpus: str = ""  # for search: a JSONL or Parquet file of passages
     search_top_k: PositiveInt = 3  # per search
+    # role of the message with the output; `user` for chat templates without a role `tool`
     tool_role: Literal["tool", "user"] = "tool"
+    # syntax of a call; `template`: that of the chat template, or `ours` if it has none
     call_format: Literal["template", "hermes", "llama3", "mistral", "ours"] = "template"
 
     @property
@@ -156,32 +149,29 @@ _MAX_REWARD = 1e6  # so that the statistics of a group are finite
 class AgentConfig:
     """Program that plays the episodes by calls of an OpenAI-compatible API, which the policy answers.
 
-    ``command`` starts it, or ``function`` (``module:function``, called with the task). Each episode has its own process
-    and an empty working folder with copies of ``files``, which may be folders. ``columns``: columns of the task's row
-    that it may read; none by default, because they may contain the answer. ``env``: further environment variables,
-    without secrets.
-    ``max_prompt_tokens``: of a first request, with system message and tools; ``sampling.max_new_tokens`` limits
-    everything after it. ``branches``: the samples of an episode whose history was changed: train on all, on the one
-    with the last answer, or refuse such an episode. ``on_crash``: an episode whose agent fails has no score, or an
-    empty answer and the own reward 0. ``reward_range``: least and greatest reward that it may post. ``sandbox``:
-    bubblewrap, with limits, without files and network of this machine, except ``sandbox_read``: more paths that it may
-    read. Without, it has the rights of the user, and reads the keys of other episodes.
+    Each episode has its own process and an empty working folder with copies of ``files``.
     """
 
-    command: tuple[str, ...] = ()
-    function: str = ""
-    files: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()  # words of the command that starts the program
+    function: str = ""  # `module:function`, called with the task, instead of a command
+    files: tuple[str, ...] = ()  # files and folders that are copied into the working folder
+    # columns of the task's row that the program may read; none by default: they may hold the answer
     columns: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)  # further environment variables; no secrets
     timeout_seconds: Annotated[float, between(0.1, 604_800.0)] = 600.0  # of an episode
     max_calls: PositiveInt = 32  # of an episode
+    # of a first request, with system message and tools; `sampling.max_new_tokens` limits the rest
     max_prompt_tokens: PositiveInt = 1024
     max_concurrent: PositiveInt = 16  # agents at the same time
+    # samples of an episode whose history was changed: train on all, on the one with the last answer, or refuse it
     branches: Literal["train", "main", "refuse"] = "train"
+    # an episode whose agent fails has no score, or an empty answer and the own reward 0
     on_crash: Literal["unscored", "zero"] = "unscored"
-    reward_range: tuple[float, ...] = (0.0, 1.0)
+    reward_range: tuple[float, ...] = (0.0, 1.0)  # least and greatest reward that the program may post
+    # bubblewrap with limits, without files and network of this machine; false: the rights of the user, and it can read
+    # the keys of other episodes
     sandbox: bool = True
-    sandbox_read: tuple[str, ...] = ()
+    sandbox_read: tuple[str, ...] = ()  # more paths that the program may read
 
     @property
     def module(self) -> str:
@@ -214,7 +204,8 @@ class AgentConfig:
 class SamplingConfig:
     """Sampling of rollouts. There is no top-p, top-k or min-p: a filtered distribution biases the ratio."""
 
-    temperature: PositiveFloat = 1.0
+    temperature: PositiveFloat = 1.0  # of sampling; higher: more exploration
+    # length limit of a completion, in episodes of all turns; raise it if many are truncated
     max_new_tokens: PositiveInt
     max_concurrent: PositiveInt = 256  # sequences decoded at the same time
     dynamic_sampling_rounds: NonNegativeInt = 0  # rounds that replace zero-signal groups; 0: off

@@ -35,23 +35,18 @@ _PATHS = (
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonConfig:
-    """Comparison of a dataset's texts, and the action on training rows that resemble an evaluation prompt.
+    """Comparison of a dataset's texts, and the action on training rows that resemble an evaluation prompt."""
 
-    ``compare``: when two texts count as equal, for leaks and contradictions. ``loose`` ignores case, blanks, invisible
-    characters, punctuation next to words, and lookalikes, but not operators and numbers. ``exact`` compares every
-    character, as code may need. ``near_duplicates``: the action on training prompts that differ from an evaluation
-    prompt by about a word, or have one in their history. ``exclude``: they are held out too, or quarantined if the
-    source divides its rows. ``ignore``: no search.
-
-    ``ngram_overlap``: the action on training rows that share ``ngram_size`` consecutive words with an evaluation prompt
-    of this dataset or another of the preset. ``warn``: the report counts such prompts. ``quarantine``: reject the rows.
-    ``refuse``: reject the dataset.
-    """
-
+    # when texts count as equal: `loose` ignores case, blanks, invisible characters, punctuation next to words and
+    # lookalikes, not operators and numbers; `exact` compares every character, as code may need
     compare: Literal["loose", "exact"] = "loose"
+    # training prompts that differ from an evaluation prompt by about a word, or have one in their history: `exclude`
+    # holds them out, or quarantines them if the source divides its rows; `ignore`: no search
     near_duplicates: Literal["exclude", "ignore"] = "exclude"
+    # training rows that share `ngram_size` consecutive words with an evaluation prompt of any dataset: `warn` counts
+    # them, `quarantine` rejects the rows, `refuse` the dataset
     ngram_overlap: Literal["warn", "quarantine", "refuse"] = "warn"
-    ngram_size: PositiveInt = 13  # at least 8; a shorter prompt of 8 words or more counts whole
+    ngram_size: PositiveInt = 13  # words; a shorter prompt of 8 words or more counts whole
 
     def __post_init__(self) -> None:
         if self.ngram_size < _FEWEST_WORDS:
@@ -60,17 +55,13 @@ class ComparisonConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class MappingConfig:
-    """Columns of a source that a dataset uses.
+    """Columns of a source that a dataset uses. All columns of a row of prompts reach rewards (``rollout.row``)."""
 
-    ``columns``: from each part of a row to the source's columns, ``prompt = "problem"``, ``reference =
-    "extra_info.answer"``, ``prompt = "{question}\\n{choices}"``, ``task = "=math"``; docs/layouts.md has the language.
-    All columns of a row of prompts besides the question reach rewards (``rollout.row``), except ``drop_columns``.
-    ``group_column``: column with the document of each row, such as ``source`` of pairs or another column of prompts.
-    Drift then counts documents, because rows of one are not independent.
-    """
-
+    # from each part of a row to the source's columns: `prompt = 'problem'`, `reference = 'extra_info.answer'`, `task =
+    # '=math'`; docs/layouts.md has the language
     columns: Mapping[str, Scalar] = field(default_factory=dict)
-    drop_columns: tuple[str, ...] = ()
+    drop_columns: tuple[str, ...] = ()  # columns of prompts that rewards must not read
+    # column with the document of each row; drift then counts documents, whose rows are not independent
     group_column: str = ""
 
 
@@ -78,32 +69,26 @@ class MappingConfig:
 class DatasetConfig:
     """Dataset: source of its rows, numbers of rows, and limits of its gate.
 
-    ``contract`` is the row type. ``adapter`` names the function that converts the source to contract columns; a mapping
-    ``columns`` is given instead. ``path`` is a file (JSONL, a JSON array, Parquet, CSV, TSV), a pattern or a folder of
-    such files, or ``hub:org/name@revision``; empty for adapters that generate their rows or ``policy`` (pairs sampled
-    from the checkpoint ``policy`` and graded). If ``path`` does not exist and ``fallback`` is set, that adapter is used
-    instead.
-
     A tenth of the prompts is held out, by their hashes, unless each row has a column ``split`` (``train`` or ``eval``),
-    or ``eval_path`` names the source of the held-out rows: then all rows of ``path`` are for training. ``num_train``
-    and ``num_eval`` are the most rows of each side that are used, and move none to the other.
-    ``system_prompt``: the system prompt of conversations that have none; empty: the model's.
+    or ``eval_path`` is given.
     """
 
-    contract: Literal["prompts", "code_tasks", "demonstrations", "preference_pairs"]
-    adapter: str = ""
+    contract: Literal["prompts", "code_tasks", "demonstrations", "preference_pairs"]  # row type
+    adapter: str = ""  # function that converts the source to contract columns; or give `columns`
     mapping: MappingConfig = field(default_factory=MappingConfig, metadata=INLINE)
+    # file (JSONL, JSON array, Parquet, CSV, TSV), pattern or folder of such files, or `hub:org/name@revision`; empty
+    # for adapters that generate their rows
     path: str = ""
-    eval_path: str = ""
-    fallback: str = ""
-    policy: str = ""
-    num_train: PositiveInt
-    num_eval: PositiveInt
+    eval_path: str = ""  # source of the held-out rows; then all rows of `path` are for training
+    fallback: str = ""  # adapter that is used if `path` does not exist
+    policy: str = ""  # with adapter `policy`: checkpoint from which pairs are sampled and graded
+    num_train: PositiveInt  # most training rows that are used; moves none to the other side
+    num_eval: PositiveInt  # most held-out rows that are used
     max_tokens: PositiveInt  # token budget of one row (prompt + completion)
     max_quarantined: Fraction = 0.01  # largest fraction of rows that may break the contract
-    system_prompt: str = ""
+    system_prompt: str = ""  # system prompt of conversations that have none; empty: the model's
     comparison: ComparisonConfig = field(default_factory=ComparisonConfig, metadata=INLINE)
-    options: Mapping[str, Scalar] = field(default_factory=dict)
+    options: Mapping[str, Scalar] = field(default_factory=dict)  # options of the adapter
 
     def __post_init__(self) -> None:
         if not self.adapter and not self.mapping.columns:

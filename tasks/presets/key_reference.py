@@ -87,26 +87,29 @@ def text_of(kind: type) -> str:
     """Return the documentation of a table, including that of inlined dataclasses."""
     hints = typing.get_type_hints(kind)
     inlined = [text_of(hints[each.name]) for each in dataclasses.fields(kind) if each.metadata.get("inline")]
-    return "\n\n".join([_unmarked(inspect.cleandoc(kind.__doc__ or "")), *inlined])
+    return "\n\n".join([unmarked(inspect.cleandoc(kind.__doc__ or "")), *inlined])
 
 
-def _unmarked(text: str) -> str:
+def unmarked(text: str) -> str:
     """Return a docstring for readers: names in single backticks, without roles such as ``:mod:``."""
     return _ROLE.sub("`", text.replace("``", "`"))
 
 
 @cache
 def comments(kind: type) -> Mapping[str, str]:
-    """Return the comment of each field: ``num_threads: int = 0  # 0: torch's default``."""
-    found, first = dict[str, str](), ""
+    """Return the comment of each field: on its line, or on the lines above it."""
+    found, first, above = dict[str, str](), "", list[str]()
     for base in filter(dataclasses.is_dataclass, kind.__bases__):
         found |= comments(base)
     for token in tokenize.generate_tokens(io.StringIO(inspect.getsource(kind)).readline):
         if token.type in (tokenize.NEWLINE, tokenize.NL, tokenize.INDENT, tokenize.DEDENT):
             first = ""
-        elif token.type == tokenize.COMMENT and first:
-            found[first] = _unmarked(token.string.lstrip("# "))
-        first = first or (token.string if token.type == tokenize.NAME else "")
+        elif token.type == tokenize.COMMENT:
+            above.append(token.string.lstrip("# "))
+        elif token.type == tokenize.NAME and not first:
+            first = token.string
+        if first and above:
+            found[first], above = unmarked(" ".join(above)), []
     return found
 
 

@@ -40,13 +40,12 @@ _KEY = re.compile(r"[a-z_]+(\.\w+)*")
 class RunConfig:
     """Complete description of a run.
 
-    ``model`` is imported as ``base``. The preset names ``data`` and ``stages``; stages name their starting checkpoints
-    and rows, which determines their order. ``engine`` samples all completions: rollouts, evaluations, rejection
-    sampling, sampled pairs. A section may name another engine.
+    ``model`` is imported as ``base``. Stages name their starting checkpoints and rows, which determines their order.
+    ``engine`` samples all completions; a section may name another engine.
     """
 
-    name: str
-    seed: NonNegativeInt
+    name: str  # of the preset; registered models are `<name>-<stage>`
+    seed: NonNegativeInt  # of all random numbers; another seed reruns every stage
     model: ModelConfig
     data: Mapping[str, DatasetConfig]
     evaluation: EvaluationConfig

@@ -33,22 +33,20 @@ NO_ACCURACY = (
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierConfig:
-    """Grader of held-out answers. ``data``: the datasets that it grades; empty: all.
+    """Grader of held-out answers."""
 
-    ``kind``: one of ``math``, ``procedural``, ``code`` and ``environment``, which need a reference answer; any other
-    reward, such as ``judge``; ``reward_model``, trained by the stage ``stage``; or a custom function
-    ``module:function``, which reads ``files`` and runs in the interpreter ``python``. An answer is correct from the
-    score ``correct_from``.
-    """
-
+    # `math`, `procedural`, `code` or `environment`, which need a reference answer; any other reward, such as `judge`;
+    # `reward_model`; or `module:function`
     kind: str = "math"
-    data: tuple[str, ...] = ()
-    stage: str = ""
+    data: tuple[str, ...] = ()  # datasets that it grades; empty: all
+    stage: str = ""  # for kind `reward_model`: the stage that trains it
+    # options of the reward, or keyword arguments of the function
     options: Mapping[str, Scalar] = field(default_factory=dict)
-    files: tuple[str, ...] = ()
-    python: str = ""
+    files: tuple[str, ...] = ()  # data files that a custom function reads
+    python: str = ""  # interpreter of a custom function; empty: this one
     timeout_minutes: Duration = DEFAULT_TIMEOUT_MINUTES  # per call of a custom function, which grades all answers
-    correct_from: float | None = None  # default: 0.99; of a reward model 0, the mean of its reference set
+    # lowest score of a correct answer; default: 0.99; of a reward model 0, the mean of its reference set
+    correct_from: float | None = None
 
     def __post_init__(self) -> None:
         if self.is_exact and self.correct_from is not None:
@@ -75,21 +73,18 @@ class VerifierConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """Held-out evaluation: greedy, and ``num_samples`` sampled completions for pass@k.
+    """Held-out evaluation: greedy, and ``num_samples`` sampled completions for pass@k."""
 
-    ``data``: the evaluated datasets; empty: all that have prompts. Numbers of problems are per dataset.
-    """
-
-    num_problems: PositiveInt
-    max_new_tokens: PositiveInt
-    data: tuple[str, ...] = ()
+    num_problems: PositiveInt  # held-out problems per dataset; more: narrower intervals
+    max_new_tokens: PositiveInt  # length limit of an answer
+    data: tuple[str, ...] = ()  # evaluated datasets; empty: all that have prompts
     verifiers: tuple[VerifierConfig, ...] = (VerifierConfig(),)
     num_samples: NonNegativeInt = 0  # 0: greedy only
-    num_sampled_problems: PositiveInt = 64
-    temperature: PositiveFloat = 1.0
+    num_sampled_problems: PositiveInt = 64  # problems per dataset for pass@k
+    temperature: PositiveFloat = 1.0  # of the sampled completions
     num_monitor_problems: PositiveInt = 64  # of the periodic evaluation during an RL run (eval_every)
-    confidence: Fraction = 0.95
-    max_concurrent: PositiveInt = 256
+    confidence: Fraction = 0.95  # level of all intervals
+    max_concurrent: PositiveInt = 256  # sequences decoded at the same time
     tokens_per_microbatch: PositiveInt = 8192  # of a reward model as verifier
     engine: EngineConfig | None = None  # default: the run's engine
 
@@ -119,61 +114,46 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OwnLimits:
-    """Limits of the challenger itself: ``min_accuracy``, ``max_truncated`` and ``max_ref_kl``.
+    """Limits of the challenger itself. A first champion must meet only these."""
 
-    A first champion must meet only these.
-    """
-
-    min_accuracy: Fraction = 0.0
-    max_truncated: Fraction = 1.0
+    min_accuracy: Fraction = 0.0  # least held-out accuracy
+    max_truncated: Fraction = 1.0  # largest fraction of truncated answers
     max_ref_kl: NonNegativeFloat | None = None  # nats per token, last iteration; default: no limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromotionConfig:
-    """Promotion of the checkpoint ``challenger`` over the champion, both greedy on the same held-out prompts.
+    """Promotion of the checkpoint ``challenger`` over the champion, both greedy on the same held-out prompts."""
 
-    ``alpha``: largest probability of ever promoting a model that is no better, over all looks at one version of the
-    prompts. ``min_gain``: smallest gain in accuracy for a promotion. The margins are the largest allowed losses: of
-    accuracy within a task, of accuracy on each of ``safety_tasks``, of the fraction of finished answers; and the tokens
-    by which answers may grow. A task with fewer than ``min_task_problems`` problems has no guard, unless it is a safety
-    task.
-
-    ``win_rate``: a stage of that kind. Its judge, prompts and sampling then compare challenger and champion, whatever
-    checkpoints it names itself. The win rate decides instead of accuracy, which remains a guard, and ``min_gain`` is
-    the win rate above ½. ``benchmarks``: stages of that kind, each with a margin. Both sides run their tasks, and no
-    metric may fall by the margin.
-    """
-
-    challenger: str
+    challenger: str  # the stage whose checkpoint may become champion
+    # a stage of that kind: its judge, prompts and sampling compare challenger and champion, and the win rate decides
+    # instead of accuracy, which remains a guard
     win_rate: str = ""
+    # stages of that kind, each with a margin by which no metric may fall; both sides run their tasks
     benchmarks: Mapping[str, Fraction] = field(default_factory=dict)
+    # largest probability of ever promoting a model that is no better, over all looks at one version of the prompts
     alpha: Annotated[float, above(0.0), below(0.5)] = 0.05
-    min_gain: Fraction = 0.01
-    task_margin: Fraction = 0.05
-    min_task_problems: PositiveInt = 100
-    safety_tasks: tuple[str, ...] = ()
-    safety_margin: Fraction = 0.02
-    finished_margin: Fraction = 0.02
-    length_margin: PositiveFloat = 32.0  # tokens
+    min_gain: Fraction = 0.01  # smallest gain in accuracy for a promotion; with `win_rate`, above ½
+    task_margin: Fraction = 0.05  # largest loss of accuracy within a task
+    min_task_problems: PositiveInt = 100  # problems from which a task has a guard; safety tasks always have one
+    safety_tasks: tuple[str, ...] = ()  # tasks that keep the stricter `safety_margin`
+    safety_margin: Fraction = 0.02  # largest loss of accuracy on each safety task
+    finished_margin: Fraction = 0.02  # largest loss of the fraction of finished answers
+    length_margin: PositiveFloat = 32.0  # tokens by which answers may grow
     own: OwnLimits = field(default_factory=OwnLimits, metadata=INLINE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DriftConfig:
-    """Distances from the last accepted data at which a column warns, and at which the new data are rejected.
+    """Distances from the last accepted data at which a column warns, and at which the new data are rejected."""
 
-    ``psi``: population stability index, less its mean under chance; ``ks``: largest difference of cumulative fractions.
-    A distance that chance alone exceeds with probability ``false_alarm_rate`` or more, by a permutation test, is
-    ignored. ``accepted``: digests of snapshots (12 digits or more, as on the page) that a person has checked and
-    accepts.
-    """
-
-    warn_psi: NonNegativeFloat = 0.1
-    refuse_psi: NonNegativeFloat = 0.25
-    warn_ks: Fraction = 0.1
-    refuse_ks: Fraction = 0.25
+    warn_psi: NonNegativeFloat = 0.1  # population stability index, less its mean under chance
+    refuse_psi: NonNegativeFloat = 0.25  # index at which new data are rejected
+    warn_ks: Fraction = 0.1  # largest difference of cumulative fractions
+    refuse_ks: Fraction = 0.25  # difference at which new data are rejected
+    # a distance that chance exceeds with this probability or more, by a permutation test, is ignored
     false_alarm_rate: Annotated[float, at_least(0.0001), below(0.5)] = 0.001
+    # digests of snapshots (12 digits or more, as on the page) that a person has checked and accepts
     accepted: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -189,16 +169,15 @@ class DriftConfig:
 class RetrainConfig:
     """Conditions for training from the champion; the section ``promotion`` decides on the promotion itself.
 
-    A new reward model is compared with the champion's on held-out pairs on which neither was trained. The lower ends of
-    the intervals of its accuracy and of their agreement must reach ``min_accuracy`` and ``min_agreement``. Its accuracy
-    may be lower by at most ``accuracy_margin``, at the end of the interval.
+    A new reward model is compared with the champion's on held-out pairs on which neither was trained.
     """
 
     drift: DriftConfig = field(default_factory=DriftConfig)
-    min_accuracy: Fraction = 0.5
-    min_agreement: Fraction = 0.7
+    min_accuracy: Fraction = 0.5  # least lower end of the interval of the new reward model's accuracy
+    min_agreement: Fraction = 0.7  # least lower end of the interval of the agreement of both reward models
+    # largest loss of accuracy against the champion's reward model, at the end of the interval
     accuracy_margin: Fraction = 0.05
-    confidence: Annotated[float, above(0.0), below(1.0)] = 0.95
+    confidence: Annotated[float, above(0.0), below(1.0)] = 0.95  # level of these intervals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,10 +200,8 @@ Tool = Literal["tensorboard", "wandb", "trackio"]
 
 @dataclass(frozen=True, kw_only=True)
 class TrackingConfig:
-    """Tools that record the curves of each stage besides MLflow. No stage depends on them.
+    """Tools that record the curves of each stage besides MLflow. No stage depends on them."""
 
-    ``also``: ``tensorboard`` and ``wandb`` write into folders of these names in the state directory, ``trackio`` into
-    its own. Each needs the extra of its name. A stage is a run of the preset's project.
-    """
-
+    # `tensorboard` and `wandb` write into folders of these names in the state directory, `trackio` into its own; each
+    # needs the extra of its name
     also: tuple[Tool, ...] = ()

@@ -14,7 +14,7 @@ from rlcore.strict_config import INLINE
 from rlcore.tasks.presets.graph import STAGE_KINDS
 from rlcore.tasks.presets.run import RunConfig
 from tests.architecture.source_files import ROOT
-from tests.architecture.test_documents import DOCUMENTS
+from tests.architecture.test_documents import DOCUMENTS, by_hand
 
 TOP_FOLDERS = ("rlcore", "tasks", "flows", "data_contracts", "examples", "infra", "tests", "benchmarks", "docs")
 FILES = (".py", ".md", ".toml", ".json", ".jsonl")
@@ -32,7 +32,7 @@ ROOTS = (
     "budget",
 )
 TEXTS = {
-    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in DOCUMENTS if path.name != "CHANGELOG.md"
+    str(path.relative_to(ROOT)): by_hand(path) for path in DOCUMENTS if path.name != "CHANGELOG.md"
 }  # which names what was
 SPANS = [
     (name, span)

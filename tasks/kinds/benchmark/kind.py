@@ -30,8 +30,8 @@ class BenchmarkStage:
     consumes: ClassVar[Rows] = "prompts"
     data_key: ClassVar[str] = ""
     is_compared: ClassVar[bool] = True
-    kind: Literal["benchmark"]
-    policy: str
+    kind: Literal["benchmark"]  # this kind of stage
+    policy: str  # checkpoint that is measured
     settings: BenchmarkConfig = field(metadata=INLINE)
 
 

@@ -17,15 +17,15 @@ from rlcore.tasks.steps.external import external_digest
 
 @dataclass(frozen=True, kw_only=True)
 class DifficultyStage:
-    """Pass rate of ``policy`` on each training prompt of ``data``, for the curriculum of RL stages."""
+    """Pass rate of a policy on each training prompt, for the curriculum of RL stages."""
 
     produces: ClassVar[Product] = "measurements"
     consumes: ClassVar[Rows] = "prompts"
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = False
-    kind: Literal["difficulty"]
-    policy: str
-    data: tuple[str, ...]
+    kind: Literal["difficulty"]  # this kind of stage
+    policy: str  # checkpoint whose pass rates are measured
+    data: tuple[str, ...]  # datasets of prompts
     settings: AnswersConfig = field(metadata=INLINE)
 
 

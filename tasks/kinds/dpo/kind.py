@@ -29,15 +29,15 @@ from rlcore.tasks.store.storage import read_json
 
 @dataclass(frozen=True, kw_only=True)
 class DpoStage:
-    """Direct preference optimization. ``data``: datasets of preference pairs."""
+    """Direct preference optimization."""
 
     produces: ClassVar[Product] = "checkpoint"
     consumes: ClassVar[Rows] = "preference pairs"
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = False
-    kind: Literal["dpo"]
-    init_from: str
-    data: tuple[str, ...]
+    kind: Literal["dpo"]  # this kind of stage
+    init_from: str  # `base`, or the stage whose checkpoint is trained
+    data: tuple[str, ...]  # datasets of preference pairs
     settings: DpoConfig = field(metadata=INLINE)
 
 

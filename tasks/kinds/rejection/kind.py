@@ -17,15 +17,15 @@ from rlcore.tasks.steps.external import external_digest
 
 @dataclass(frozen=True, kw_only=True)
 class RejectionStage:
-    """Rejection sampling from ``policy`` on the training prompts of ``data``."""
+    """Rejection sampling: demonstrations from the good completions of a policy."""
 
     produces: ClassVar[Product] = "demonstrations"
     consumes: ClassVar[Rows] = "prompts"
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = True
-    kind: Literal["rejection"]
-    policy: str
-    data: tuple[str, ...]
+    kind: Literal["rejection"]  # this kind of stage
+    policy: str  # checkpoint that samples
+    data: tuple[str, ...]  # datasets of prompts
     settings: RejectionConfig = field(metadata=INLINE)
 
 

@@ -26,21 +26,19 @@ from rlcore.tasks.steps.memory_need import supervised_need
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelStage:
-    """Reward-model training. ``data``: datasets of preference pairs.
-
-    ``gold_pairs``: datasets of pairs with known labels. They are not trained on, and the model must rank them
-    correctly. ``half``: train on the pairs of one half of the prompts, with a seed of its own. A judge of a policy
-    needs the half that its reward model does not train on.
-    """
+    """Reward-model training."""
 
     produces: ClassVar[Product] = "reward_model"
     consumes: ClassVar[Rows] = "preference pairs"
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = True
-    kind: Literal["reward_model"]
-    init_from: str
-    data: tuple[str, ...]
+    kind: Literal["reward_model"]  # this kind of stage
+    init_from: str  # `base`, or the stage whose checkpoint is the backbone
+    data: tuple[str, ...]  # datasets of preference pairs
+    # datasets of pairs with known labels, which are not trained on and must be ranked correctly
     gold_pairs: tuple[str, ...] = ()
+    # train on the pairs of one half of the prompts; a judge of a policy needs the half that its reward model does not
+    # use
     half: Literal["all", "first", "second"] = "all"
     settings: RewardModelConfig = field(metadata=INLINE)
 

@@ -35,16 +35,12 @@ from rlcore.tasks.store.storage import read_json
 
 @dataclass(frozen=True, kw_only=True)
 class DrawConfig:
-    """Selection of prompts by the pass rates that the stage ``pass_rates`` has measured.
+    """Selection of prompts by measured pass rates. Prompts outside of the limits are not drawn."""
 
-    Only prompts with a measured pass rate from ``min_pass_rate`` to ``max_pass_rate`` are drawn. ``weighting``:
-    ``even`` draws all equally often; ``learnability`` in proportion to p(1 - p) of the pass rate p, to the resolution
-    that the number of answers allows.
-    """
-
-    pass_rates: str
-    min_pass_rate: Fraction = 0.0
-    max_pass_rate: Fraction = 1.0
+    pass_rates: str  # the stage of kind `difficulty` that has measured them
+    min_pass_rate: Fraction = 0.0  # least pass rate that is drawn
+    max_pass_rate: Fraction = 1.0  # largest pass rate that is drawn
+    # `even`: all equally often; `learnability`: in proportion to p(1 - p), to the resolution of the samples
     weighting: Literal["even", "learnability"] = "even"
 
     def __post_init__(self) -> None:
@@ -54,20 +50,16 @@ class DrawConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RlStage:
-    """Online RL. ``prompts``: datasets of prompts with mixture weights: ``{ gsm8k = 0.7, mbpp = 0.3 }``.
-
-    ``ref_policy``: the checkpoint that KL is measured to; default: ``init_from``. ``curriculum``: how often each prompt
-    of a dataset is drawn; default: equally often.
-    """
+    """Online RL. ``curriculum``: how often each prompt of a dataset is drawn; default: equally often."""
 
     produces: ClassVar[Product] = "checkpoint"
     consumes: ClassVar[Rows] = "prompts"
     data_key: ClassVar[str] = "prompts"
     is_compared: ClassVar[bool] = True
-    kind: Literal["rl"]
-    init_from: str
-    prompts: Mapping[str, PositiveFloat]
-    ref_policy: str = ""
+    kind: Literal["rl"]  # this kind of stage
+    init_from: str  # `base`, or the stage whose checkpoint is trained
+    prompts: Mapping[str, PositiveFloat]  # datasets of prompts with mixture weights: `{ gsm8k = 0.7, mbpp = 0.3 }`
+    ref_policy: str = ""  # checkpoint that KL is measured to; default: `init_from`
     curriculum: DrawConfig | None = None
     settings: RlConfig = field(metadata=INLINE)
 

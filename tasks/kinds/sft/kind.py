@@ -29,15 +29,15 @@ from rlcore.tasks.store.storage import read_json
 
 @dataclass(frozen=True, kw_only=True)
 class SftStage:
-    """Supervised fine-tuning. ``data``: datasets of demonstrations, or stages that make them."""
+    """Supervised fine-tuning."""
 
     produces: ClassVar[Product] = "checkpoint"
     consumes: ClassVar[Rows] = "demonstrations"
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = False
-    kind: Literal["sft"]
-    init_from: str
-    data: tuple[str, ...]
+    kind: Literal["sft"]  # this kind of stage
+    init_from: str  # `base`, or the stage whose checkpoint is trained
+    data: tuple[str, ...]  # datasets of demonstrations, or stages that make them
     settings: SftConfig = field(metadata=INLINE)
 
 

@@ -19,19 +19,17 @@ from rlcore.tasks.steps.external import external_digest
 
 @dataclass(frozen=True, kw_only=True)
 class WinRateStage:
-    """Preference for answers of ``policy`` over those of ``baseline`` on the held-out prompts of ``data``.
-
-    ``human_pairs``: datasets of preference pairs whose held-out rows audit the judge; empty: no audit.
-    """
+    """Preference for answers of one checkpoint over those of another on held-out prompts."""
 
     produces: ClassVar[Product] = "measurements"
     consumes: ClassVar[Rows] = "prompts"
     data_key: ClassVar[str] = "data"
     is_compared: ClassVar[bool] = True
-    kind: Literal["win_rate"]
-    policy: str
-    baseline: str
-    data: tuple[str, ...]
+    kind: Literal["win_rate"]  # this kind of stage
+    policy: str  # checkpoint whose answers should win
+    baseline: str  # checkpoint that it is compared with
+    data: tuple[str, ...]  # datasets whose held-out prompts are answered
+    # datasets of preference pairs whose held-out rows audit the judge; empty: no audit
     human_pairs: tuple[str, ...] = ()
     settings: WinRateConfig = field(metadata=INLINE)
 

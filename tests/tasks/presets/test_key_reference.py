@@ -30,6 +30,7 @@ from rlcore.tasks.presets.key_reference import (
 )
 from rlcore.tasks.presets.peers import KINDS, meant, peer_keys
 from rlcore.tasks.presets.run import RunConfig, apply_override, load_preset
+from tests.architecture.test_documents import by_hand
 from tests.flows.micro import PRESETS
 
 
@@ -157,7 +158,10 @@ def test_a_printed_preset_reads_back_as_itself(preset: str, tmp_path: Path, monk
 def test_each_key_is_printed_with_what_it_may_be_and_where_it_was_set() -> None:
     printed = as_toml(describe(open_preset("tiny", ["seed=7"])), origins(preset_path("tiny"), FOLDER, ["seed=7"]))
     lines = {line.partition(" =")[0]: line for line in printed.splitlines()}
-    assert lines["seed"].split("  # ")[1] == "integer, at least 0; required; set in --set"
+    assert (
+        lines["seed"].split("  # ")[1]
+        == "integer, at least 0; required; of all random numbers; another seed reruns every stage; set in --set"
+    )
     assert "integer, at least 1; default 64; of the periodic" in lines["num_monitor_problems"]
     assert lines["num_monitor_problems"].endswith("set in tiny.toml")
     assert "[[stages.ppo.rewards]]" in printed
@@ -246,7 +250,7 @@ def test_each_row_says_what_becomes_of_the_key() -> None:
 def test_the_page_agrees_with_the_table() -> None:
     rows = [row for row in peer_keys() if {"grpo", "ppo"} & {*row.trainers}]
     ours = {row.name: row.key("<name>", "rl", "<name>").removeprefix("stages.<name>.") for row in rows}
-    lines = [line.split("|")[1:-1] for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    lines = [line.split("|")[1:-1] for line in by_hand(PAGE).splitlines() if line.startswith("| `")]
     assert len(lines) >= 10
     for cells in lines:
         trl, verl, here = (re.findall("`(.+?)`", cell)[0] for cell in cells)
