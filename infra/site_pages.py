@@ -1,4 +1,4 @@
-"""Generated parts of the pages of docs/: settings, metrics, presets, commands, the library, keys of peers.
+"""Generated parts of the pages of docs/: settings, metrics, presets, commands, the library, layouts, sizes, peers.
 
 They are committed, between the lines ``<!-- generated: NAME -->`` and ``<!-- end -->``. A test compares them with the
 code, and ``python -m infra.site_pages`` rewrites them.
@@ -14,12 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import rlcore
+from rlcore.data_contracts.adapters.layouts import LAYOUTS
+from rlcore.data_contracts.adapters.targets import parse_columns
 from rlcore.flows.cli.app import app
 from rlcore.flows.presets import FOLDER, open_draft
+from rlcore.hardware.memory_plan import ModelSize, format_bytes
 from rlcore.metrics import render
+from rlcore.tasks.kinds.rl.kind import need
 from rlcore.tasks.presets.graph import named_start
 from rlcore.tasks.presets.key_reference import as_markdown, unmarked
 from rlcore.tasks.presets.peers import KINDS, PEERS, peer_keys
+from rlcore.tasks.steps.memory_need import Device
 
 ROOT = Path(__file__).resolve().parents[1]
 _PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -101,6 +106,67 @@ def _first(found: Any) -> str:
     return unmarked((inspect.getdoc(found) or "").split("\n")[0])
 
 
+def layouts() -> str:
+    """Return a line of each layout: of what data, adapter, and the columns that each kind of rows reads."""
+    head = ("| data | adapter | rows, and the columns that they read |", "|---|---|---|")
+    return "\n".join([*head, *map(_layout, LAYOUTS)])
+
+
+def _layout(name: str) -> str:
+    layout, kinds = LAYOUTS[name], []
+    for kind, columns in layout.columns.items():
+        paths = [path for each in parse_columns(columns, kind).values() for path in each.columns]
+        kinds.append(f"{kind}: {', '.join(f'`{path}`' for path in dict.fromkeys(paths))}")
+    return _row(layout.of, f"`{name}`", "; ".join(kinds))
+
+
+_SHAPES = {  # layers, hidden size, width of keys, feed-forward, vocabulary, number of embedding matrices
+    "SmolLM2-135M": (30, 576, 192, 1536, 49152, 1),
+    "Qwen2.5-0.5B": (24, 896, 128, 4864, 151936, 1),
+    "Qwen2.5-1.5B": (28, 1536, 256, 8960, 151936, 1),
+    "Qwen2.5-3B": (36, 2048, 256, 11008, 151936, 1),
+    "Qwen2.5-7B": (28, 3584, 512, 18944, 152064, 2),
+    "Llama-3.1-8B": (32, 4096, 1024, 14336, 128256, 2),
+}
+_UPDATE = "stages.grpo.update"
+_VLLM = "engine.kind=vllm"
+_VARIANTS: Mapping[str, list[str]] = {
+    "LoRA, native engine": [],
+    "32 completions together": ["stages.grpo.sampling.max_concurrent=32"],
+    "LoRA, vLLM elsewhere": [_VLLM],
+    "all weights, vLLM elsewhere": [_VLLM, f"{_UPDATE}.lora.rank=0"],
+    "the same, 8-bit Adam": [_VLLM, f"{_UPDATE}.lora.rank=0", f"{_UPDATE}.optim.kind=adamw_8bit"],
+}
+
+
+def sizing() -> str:
+    """Return the memory that ``rlcore plan`` computes for the preset ``chat`` on a GPU, by shape of the model."""
+    device = Device(type="cuda", compute_bytes=2, total=None)
+    given = _placeholders(FOLDER / "chat.toml")
+    presets = [open_draft("chat", [*given, *lines]).whole for lines in _VARIANTS.values()]
+    lines = [_row("shape", *_VARIANTS), "|---" * (1 + len(_VARIANTS)) + "|"]
+    for name, shape in _SHAPES.items():
+        needs = [need("grpo", config, _size(*shape), device) for config in presets]
+        lines.append(_row(name, *(format_bytes(each.peak) for each in needs)))
+    return "\n".join(lines)
+
+
+def _size(layers: int, hidden: int, keys: int, wide: int, vocabulary: int, embeddings: int) -> ModelSize:
+    outputs = {"q_proj": hidden, "k_proj": keys, "v_proj": keys, "gate_proj": wide, "up_proj": wide}
+    layer = [(name, hidden, width) for name, width in outputs.items()]
+    linear = (*layer, ("o_proj", hidden, hidden), ("down_proj", wide, hidden)) * layers
+    return ModelSize(
+        num_parameters=sum(inputs * width for _, inputs, width in linear) + embeddings * vocabulary * hidden,
+        num_layers=layers,
+        hidden=hidden,
+        keys=keys,
+        feed_forward=wide,
+        vocabulary=vocabulary,
+        linear=linear,
+        adaptable=frozenset(name for name, _, _ in linear),
+    )
+
+
 def peers() -> str:
     """Return a table for TRL and one for verl: each key with ours, its default and what to know."""
     return "\n\n".join(f"### {title}\n\n" + "\n".join(_peer(name)) for name, title in PEERS.items())
@@ -154,6 +220,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "presets": presets,
     "commands": commands,
     "library": library,
+    "layouts": layouts,
+    "sizing": sizing,
     "peers": peers,
 }
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "security.md"
+PAGE = ROOT / "tests" / "attack" / "README.md"
 HEAD = "| attacks | tried | caught | valid inputs | false alarms | seconds | in `make test` |"
 _BOXES, _REWARDS, _MODELS = "tests/rlcore/sandbox", "tests/rlcore/rewards", "tests/rlcore/models"
 _SERVING, _AGENTS = "tests/tasks/serving", "tests/rlcore/agents"
@@ -242,7 +242,7 @@ ROWS = (
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fast", action="store_true", help="only what `make test` runs too")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/security.md")
+    parser.add_argument("--write", action="store_true", help="put the table into README.md")
     options = parser.parse_args()
     watch = Watch()
     marked = ["-m", "not slow and not services"] if options.fast else []

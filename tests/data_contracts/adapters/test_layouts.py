@@ -191,21 +191,6 @@ def test_an_unanswered_pair_of_texts_has_a_whole_word_in_front() -> None:
     assert bad(7) != good(7)
 
 
-def table_line(name: str) -> str:
-    """Line of docs/layouts.md: of what data, adapter, and the columns that each kind of rows reads."""
-    layout, kinds = LAYOUTS[name], []
-    for kind, columns in layout.columns.items():
-        paths = [path for each in parse_columns(columns, kind).values() for path in each.columns]
-        kinds.append(f"{kind}: {', '.join(f'`{path}`' for path in dict.fromkeys(paths))}")
-    return f"| {layout.of} | `{name}` | {'; '.join(kinds)} |"
-
-
-def test_the_page_has_a_line_of_each_layout_with_the_columns_that_it_reads() -> None:
-    page = (ROOT / "docs" / "layouts.md").read_text(encoding="utf-8").partition("## Layouts\n")[2]
-    table = [line for line in page.splitlines() if "| `" in line]
-    assert table == [table_line(name) for name in LAYOUTS]
-
-
 def test_the_page_has_all_targets_and_filters() -> None:
     page = (ROOT / "docs" / "layouts.md").read_text(encoding="utf-8")
     missing = {name for targets in TARGETS.values() for name in targets if f"`{name}`" not in page}

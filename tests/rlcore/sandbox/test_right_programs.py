@@ -1,4 +1,4 @@
-"""Programs that would run elsewhere: what becomes of them in a box is what docs/reward-limits.md says, row by row."""
+"""Programs that would run elsewhere: what becomes of them in a box is what docs/recipes.md says, row by row."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rlcore.sandbox.base import ResourceLimits, RunStatus
 from rlcore.sandbox.pool import Job, SandboxPool
 from tests.waiting import LONG
 
-PAGE = Path(__file__).parents[3] / "docs" / "reward-limits.md"
-TITLE = "## Right programs that count as wrong"
+PAGE = Path(__file__).parents[3] / "docs" / "recipes.md"
+TITLE = "### Right programs that count as wrong"
 PATIENT = ResourceLimits(wall_seconds=LONG)
 ONE = "def f(x):\n    "
 # By the first words of the row: programs of a function f, or scripts, that would answer 1 to an input of 1.
