@@ -40,7 +40,7 @@ def prose(path: Path) -> tuple[str, ...]:
 
 def by_hand(path: Path) -> str:
     """Return the text of a document without its generated parts."""
-    return re.sub(r"<!-- generated: .*?<!-- end -->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return re.sub(r"<!-- generated.*?<!-- end -->", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def links(path: Path) -> Iterator[str]:

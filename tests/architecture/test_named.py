@@ -110,3 +110,32 @@ def test_the_keys_of_settings_are_found() -> None:
     assert is_setting("stages.grpo.update.objective.clip_high")
     assert is_setting("update.objective.clip_high")
     assert not is_setting("update.objective.clip_highest")
+
+
+SOURCES = "\n".join(
+    path.read_text(encoding="utf-8")
+    for package in ("rlcore", "tasks", "flows", "data_contracts", "infra")
+    for path in sorted((ROOT / package).rglob("*.py"))
+)
+INTERNAL = {
+    "RLCORE_CODE",
+    "RLCORE_LAUNCHER",
+    "RLCORE_STARTED_BY",
+    "RLCORE_ENGINE_TOKEN",
+    "RLCORE_TASK",
+}  # set by rlcore
+
+
+def test_every_variable_that_users_set_is_on_its_page_and_is_read() -> None:
+    rows = re.findall(r"^\| (`[A-Z].*?`) \|", TEXTS["docs/environment.md"], re.MULTILINE)
+    documented = set(re.findall(r"`(\w+)`", " ".join(rows)))
+    assert set(re.findall(r"\bRLCORE_[A-Z_]+\b", SOURCES)) - INTERNAL - documented == set()
+    outside = {"OMP_NUM_THREADS", "PREFECT_CLIENT_CUSTOM_HEADERS"}  # read by torch and Prefect
+    assert sorted(name for name in documented - outside if name not in SOURCES) == []
+
+
+def test_every_message_of_troubleshooting_is_one_of_ours() -> None:
+    table = TEXTS["docs/troubleshooting.md"].partition("## Messages")[2].partition("## Symptoms")[0]
+    messages = re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)
+    assert len(messages) >= 10
+    assert [message for message in messages if message not in SOURCES] == []
