@@ -257,7 +257,6 @@ def _read(body: bytes, session: Session, kind: Kind) -> Request:
 
 
 def _stream(events: Iterable[str]) -> Response:
-    """Return the events of a stream in one piece."""
     return Response("".join(events), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 

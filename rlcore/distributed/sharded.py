@@ -197,7 +197,6 @@ def full_state_dict(model: nn.Module) -> Mapping[str, torch.Tensor] | None:
 
 
 def _kept_buffers(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Return the persistent buffers of the model."""
     names = model.state_dict().keys()
     return [(name, buffer) for name, buffer in model.named_buffers() if name in names]
 

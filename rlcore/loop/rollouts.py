@@ -155,7 +155,6 @@ def evaluate_held_out(
 
 
 def _sample_iteration(run: Run, iteration: int) -> list[list[Rollout]]:
-    """Sample the groups of an iteration."""
     return _collect(run, run.prompt_schedule.prompts_for(iteration), iteration)
 
 

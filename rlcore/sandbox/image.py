@@ -216,7 +216,6 @@ def _copy_library(path: Path, folder: Path) -> None:
 
 
 def _copy_loader(executable: Path, root: Path) -> None:
-    """Copy the dynamic loader to the path that the executable names."""
     with executable.open("rb") as file:
         found = _LOADER.search(file.read(1 << 16))
     if found is None:  # statically linked

@@ -324,7 +324,6 @@ def _row(key: Key) -> str:
 
 
 def _kind_of(section: Section) -> str:
-    """Return the kind of stage of a section."""
     is_stage = section.path == f"stages.{NAME}"
     return "".join(f" of kind = {key.type}" for key in section.keys if is_stage and key.name == "kind")
 

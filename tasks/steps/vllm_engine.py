@@ -107,7 +107,6 @@ def server_specs(
 
 
 def _whole_spec(model: Path, config: EngineConfig, work: Workload, runtime: Runtime, cards: VisibleGpus) -> ServerSpec:
-    """Return the spec of one server for all of the work."""
     return ServerSpec(
         model=model.resolve(),
         weight_dir=Path(),

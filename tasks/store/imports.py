@@ -87,7 +87,6 @@ def _table(statement: ast.stmt) -> tuple[str, Mapping[str, ast.expr]] | None:
 
 
 def _names(statement: ast.Import | ast.ImportFrom, package: str) -> dict[str, frozenset[str]]:
-    """Return the names that an import statement binds, with the import of each."""
     found = {}
     for alias in statement.names:
         alone = ast.Import([alias]) if isinstance(statement, ast.Import) else _from(statement, alias)

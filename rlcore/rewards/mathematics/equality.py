@@ -280,7 +280,6 @@ def _proportional(first: Node, second: Node, operator: str) -> bool:
 
 
 def _ratio_at(first: Node, second: Node, point: dict[str, Fraction]) -> Fraction | None:
-    """Return the ratio of two rational functions at a point."""
     values = []
     for node in (first, second):
         value = exact_rational(_placed(node, point))

@@ -141,7 +141,6 @@ class WeightSync:
         self._restart(self._servers)
 
     def _restart(self, servers: Sequence[Server]) -> None:
-        """Restart the servers concurrently."""
         with ThreadPoolExecutor(max(1, len(servers))) as threads:
             list(threads.map(lambda server: server.start(), servers))
 
