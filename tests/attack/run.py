@@ -185,9 +185,7 @@ ROWS = (
     ),
     Row(
         attacks="requests of a foreign page to the embedded servers",
-        hostile=(
-            f"{_SERVERS}/test_prefect_server.py::test_a_browser_sees_the_status_and_no_foreign_page_may_read_an_answer",
-        ),
+        hostile=(f"{_SERVERS}/test_servers.py::test_a_browser_sees_the_status_and_no_foreign_page_may_read_an_answer",),
     ),
     Row(
         attacks="requests without the token to the server of an engine",
@@ -218,9 +216,9 @@ ROWS = (
         hostile=(f"{_SERVING}/test_front.py::test_what_is_wrong_is_refused_in_the_form_of_openai",),
         sound=(
             f"{_SERVING}/test_front.py::test_values_that_change_nothing_are_taken",
-            f"{_SERVING}/test_openai_client.py::test_greedy_answers_are_those_of_the_evaluation",
-            f"{_SERVING}/test_openai_client.py::test_a_stream_is_the_whole_answer_in_parts",
-            f"{_SERVING}/test_openai_client.py::test_completions_take_texts_and_token_ids",
+            f"{_SERVING}/test_front.py::test_greedy_answers_are_those_of_the_evaluation",
+            f"{_SERVING}/test_front.py::test_a_stream_is_the_whole_answer_in_parts",
+            f"{_SERVING}/test_front.py::test_completions_take_texts_and_token_ids",
         ),
     ),
     Row(
@@ -229,7 +227,7 @@ ROWS = (
     ),
     Row(
         attacks="texts that would be markup on a page",
-        hostile=("tests/tasks/report/test_text_on_pages.py::test_what_users_and_models_wrote_is_text",),
+        hostile=("tests/tasks/report/test_report.py::test_what_users_and_models_wrote_is_text",),
     ),
     Row(
         attacks="names of presets that lead out of the home; a name with a dot",

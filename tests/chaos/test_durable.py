@@ -16,7 +16,7 @@ from rlcore.tasks.store.passwords import write_private
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import write_json
 from tests.chaos.toy import draw
-from tests.tasks.run.test_stages import open_run
+from tests.tasks.run.toy_stages import open_run
 
 
 def page(home: Home) -> list[Path]:

@@ -1,6 +1,6 @@
 """Ctrl-C as a terminal sends it, to all processes of a run: one line, and the next run ends with the same bytes.
 
-That it ends within five seconds follows from ``PATIENCE`` (tests/tasks/run/test_interrupts.py); measured on two
+That it ends within five seconds follows from ``PATIENCE`` (tests/tasks/run/test_processes.py); measured on two
 quiet cores, of this run: 0.1 s inline, 1.3 s under Prefect, 3.8 s for SIGTERM under Prefect.
 """
 

@@ -257,8 +257,8 @@ def test_what_nobody_needs_is_cleaned(team: Team) -> None:
 
 def test_every_event_was_received_and_the_audit_log_is_whole(team: Team) -> None:
     assert EVENTS - set(team.events()) == set()
-    told = len(team.received)
-    wait_until(lambda: len(team.slack) == len(team.mails) == told, seconds=LONG, what="told everywhere")
+    known = len(team.received)
+    wait_until(lambda: len(team.slack) == len(team.mails) == known, seconds=LONG, what="told everywhere")
     verified = team.run("audit", "verify")
     assert verified.returncode == 0, verified.stdout
     shown = team.run("audit", "show").stdout

@@ -1,15 +1,29 @@
+"""Cache keys: what is in them, what a plan says of a change, the machine, and the time of a run."""
+
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcore.config import HardwareConfig, to_dict
+from rlcore.flows.presets import open_preset
+from rlcore.hardware.machine import find_machine
 from rlcore.tasks.keys.cache_keys import differences, explain_miss, function_of, key_of
+from rlcore.tasks.keys.machine import known_machine
+from rlcore.tasks.preflight.preflight import time_lines
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.cache import Record
+from rlcore.tasks.store.cache import Record, StageCache
+from rlcore.tasks.store.settings import Home
 
 INGREDIENTS: dict[str, Any] = {
     "stage": {"name": "grpo", "version": 1, "kind": "policy"},
@@ -110,7 +124,7 @@ def test_an_input_that_is_not_known_yet_is_no_difference() -> None:
     assert differences(INGREDIENTS, INGREDIENTS | known) == {"inputs": ("sft",)}
 
 
-def test_the_reason_is_told_against_the_nearest_result_and_then_the_newest() -> None:
+def test_the_reason_is_the_difference_to_the_nearest_result_and_then_the_newest() -> None:
     far = record("far", created="2026-11-21T12:00:00.000+00:00", seed=7, external="x")
     old = record("old", created="2026-11-21T10:00:00.000+00:00", seed=1)
     new = record("new", created="2026-11-21T11:00:00.000+00:00", external="y")
@@ -127,3 +141,100 @@ def test_bound_arguments_belong_to_the_key_and_the_module_is_that_of_the_functio
     assert function_of(partial(partial(a_function, 1), 2, section="ppo")) == (
         __name__, {"0": 1, "1": 2, "section": "ppo"},
     )  # fmt: skip
+
+
+ASK = """
+import json, sys
+from rlcore.config import HardwareConfig
+from rlcore.tasks.keys.machine import known_machine
+from rlcore.tasks.store.remembered import remembering
+from rlcore.tasks.store.settings import find_home
+
+with remembering(find_home().source_facts):
+    found = known_machine(HardwareConfig(dtype=sys.argv[1]))
+print(json.dumps([found.facts, found.warning, "torch" in sys.modules]))
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    made = Home(tmp_path / "home")
+    made.cache.mkdir(parents=True)
+    return made
+
+
+def asked(home: Home, dtype: str = "auto", **variables: str) -> tuple[dict[str, Any], str, bool]:
+    """The machine in a process of its own, its warning, and whether torch was imported."""
+    environment = os.environ | {"RLCORE_HOME": str(home.root)} | variables
+    command = [sys.executable, "-c", ASK, dtype]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    facts, warning, imported = json.loads(done.stdout)
+    return facts, warning, imported
+
+
+@pytest.mark.slow  # PyTorch is imported three times; what a process remembers is in store/test_code_hash.py
+def test_the_machine_is_remembered_for_its_instructions_precision_and_torch(home: Home, tmp_path: Path) -> None:
+    usual, _, imported = asked(home)
+    assert imported
+    assert asked(home) == (usual, "", False)
+    half, warning, imported = asked(home, "bfloat16", ATEN_CPU_CAPABILITY="default")
+    assert (half["precision"], half["instructions"].split()[0], imported) == ("bfloat16", "DEFAULT", True)
+    assert half["numerics_digest"] != usual["numerics_digest"]
+    assert "no instructions for bfloat16" in warning
+    assert asked(home, "bfloat16", ATEN_CPU_CAPABILITY="default") == (half, warning, False)
+    assert asked(home) == (usual, "", False)
+    own = tmp_path / "own" / "torch"
+    own.mkdir(parents=True)
+    (own / "__init__.py").write_text("raise SystemExit('the other torch was imported')")
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        asked(home, PYTHONPATH=str(own.parent))
+    assert "the other torch was imported" in caught.value.stderr
+
+
+def test_a_process_with_torch_believes_torch() -> None:
+    config = HardwareConfig(device="cpu", num_threads=3)
+    assert known_machine(config).facts == to_dict(find_machine(config))
+    assert known_machine(config).resolved == ("device", "dtype", "num_threads")
+
+
+def home_with(folder: Path, stage: str, config: Mapping[str, object]) -> Home:
+    """A state directory with one result, which took 20 s."""
+    record = Record(
+        key="abc",
+        ref=ArtifactRef(kind="dataset", uri="artifacts/dataset/abc", sha256="0" * 64, bytes=12),
+        ingredients={"machine": {}, "config": config},
+        metrics={},
+        code="",
+        environment="",
+        created="2026-01-02T03:04:05.678+00:00",
+        seconds=20.0,
+    )
+    home = Home(folder)
+    StageCache(home.cache).write(stage, record)
+    return home
+
+
+@pytest.mark.parametrize(
+    ("stage", "config", "seconds"),
+    [
+        ("prepare_prompts", {}, 20),
+        ("import_sft", {}, 20),
+        ("compare", {"evaluation": {"max_new_tokens": 5}}, 20),
+        ("grpo", {"stage": {"num_iterations": 10, "prompts_per_iteration": 4, "group_size": 2}}, 40),
+    ],
+)
+def test_time_of_an_earlier_run_is_scaled_by_the_settings_of_its_stage(
+    tmp_path: Path, stage: str, config: dict[str, object], seconds: int
+) -> None:
+    doubled = ["num_iterations=20", "prompts_per_iteration=4", "group_size=2", "sampling.max_new_tokens=1"]
+    preset = open_preset("tiny", [f"stages.grpo.{each}" for each in doubled])
+    known = f"time: about {seconds} s ({stage} {seconds} s) by earlier runs on this machine"
+    home = home_with(tmp_path, stage, config)
+    assert time_lines(preset, [stage], home) == [known]
+    assert time_lines(preset, [stage, "ppo"], home) == [f"{known}; unknown for ppo"]
+
+
+def test_a_much_smaller_run_says_nothing(tmp_path: Path) -> None:
+    small = {"stage": {"num_iterations": 1, "prompts_per_iteration": 1, "group_size": 2}}
+    (line,) = time_lines(open_preset("tiny"), ["grpo"], home_with(tmp_path, "grpo", small))
+    assert line == "time: unknown for grpo; none of them ran on this machine before"

@@ -27,7 +27,7 @@ from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import note_digest
 from rlcore.training.manifest import write_manifest
-from tests.tasks.run.test_stages import open_run
+from tests.tasks.run.toy_stages import open_run
 from tests.toys import ToyConfig
 
 
@@ -117,12 +117,7 @@ LOOP = Stage(
     sections=sections,
     chosen=lambda _: NOTHING_CHOSEN,
     observers=("stage.watch", "stage.limit", "rules"),
-    continuation=Continuation(
-        length="length",
-        bound=lambda loop: loop.bound,
-        stop=stop,
-        recorded=recorded,
-    ),
+    continuation=Continuation(length="length", bound=lambda loop: loop.bound, stop=stop, recorded=recorded),
 )
 
 
@@ -208,9 +203,7 @@ def test_a_killed_run_resumes_with_another_length_and_stays_as_it_was(run: Pipel
         ({"rate": 5, "length": 6}, "restarts: length changed (4 -> 6), rate changed (3 -> 5)"),
     ],
 )
-def test_what_changes_weights_restarts_and_is_named_with_both_values(
-    run: PipelineRun, settings: dict[str, Any], reason: str
-) -> None:
+def test_a_change_of_weights_restarts_with_a_reason(run: PipelineRun, settings: dict[str, Any], reason: str) -> None:
     made(run)
     assert planned(run, **settings) == ("run", reason)
     length, rate = settings.get("length", 4), settings.get("rate", 3)

@@ -18,7 +18,7 @@ from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.shared import SharedStore, open_shared_store
-from tests.tasks.run.test_stages import DOUBLE, MAKE, calls, config, make_number, open_run, text
+from tests.tasks.run.toy_stages import DOUBLE, MAKE, calls, config, make_number, open_run, text
 
 SLOW = 6.0  # seconds of the stage that others wait for
 
@@ -176,9 +176,7 @@ def test_without_an_answer_each_machine_computes_for_itself_and_publishes_later(
     assert calls == ["make"]
 
 
-def test_a_result_that_was_cleaned_there_costs_another_machine_a_computation_and_comes_back(
-    machines: tuple[PipelineRun, PipelineRun], store: SharedStore
-) -> None:
+def test_a_cleaned_shared_result_is_made_again(machines: tuple[PipelineRun, PipelineRun], store: SharedStore) -> None:
     first, second = machines
     made = run_stage(MAKE, config(), {}, first)
     (published,) = store.published()

@@ -7,6 +7,7 @@ import stat
 import sys
 import threading
 from collections.abc import Iterator
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
@@ -48,6 +49,9 @@ def forget() -> None:
 def ingredients(*overrides: str) -> dict[str, KeyInputs]:
     config = open_preset("tiny", overrides)
     return {stage.name: key_inputs(stage, config, {}) for stage in stages(config)}
+
+
+usual = cache(ingredients)
 
 
 def changed(before: dict[str, KeyInputs], after: dict[str, KeyInputs]) -> dict[str, str]:
@@ -92,7 +96,7 @@ def changed(before: dict[str, KeyInputs], after: dict[str, KeyInputs]) -> dict[s
 def test_a_new_version_of_a_library_computes_again_the_stages_that_use_it_and_is_named(
     library: str, overrides: tuple[str, ...], stages_of_it: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = ingredients(*overrides)
+    before = usual(*overrides)
     real = metadata.version
 
     def other(name: str) -> str:
@@ -110,9 +114,7 @@ def test_a_benchmark_hangs_on_the_harness(tmp_path: Path) -> None:
     assert "lm-eval" in ingredients(settings)["bench"]["versions"]
 
 
-def test_a_library_that_a_reward_of_ones_own_imports_counts_where_it_is_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_library_of_an_own_reward_counts_for_its_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_versioned_words.py").write_text("def score(rollouts):\n    import hypothesis\n    return [0.0]\n")
     monkeypatch.syspath_prepend(tmp_path)
     found = ingredients("stages.grpo.rewards=[{kind='my_versioned_words:score',weight=1.0}]")
@@ -124,39 +126,33 @@ def test_what_is_imported_for_type_checkers_alone_does_not_count() -> None:
     assert not {name for name, found in ingredients().items() if "jaxtyping" in found["versions"]}
 
 
-def test_a_package_that_pip_calls_otherwise_is_found_and_one_that_is_not_installed_has_no_version() -> None:
-    assert module._installed("yaml") == (("pyyaml", metadata.version("PyYAML")),)
-    assert module._installed("not_installed_anywhere") == (("not-installed-anywhere", ""),)
-    assert module._installed("torch") == (("torch", metadata.version("torch")),)
-
-
 @pytest.fixture
 def server() -> Iterator[tuple[str, dict[str, str]]]:
     """A server that tells its version, as vLLM's does, and what it tells."""
-    said = {"version": "0.99.1"}
+    words = {"version": "0.99.1"}
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200 if self.path == "/version" else 404)
             self.end_headers()
-            self.wfile.write(json.dumps(said).encode())
+            self.wfile.write(json.dumps(words).encode())
 
         def log_message(self, *_: object) -> None: ...
 
     serving = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=serving.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{serving.server_port}", said
+    yield f"http://127.0.0.1:{serving.server_port}", words
     serving.shutdown()
     serving.server_close()
 
 
 def test_a_server_that_runs_is_asked_for_its_version(server: tuple[str, dict[str, str]]) -> None:
-    url, said = server
+    url, words = server
     settings = ("stages.grpo.sampling.engine.kind=vllm", f"stages.grpo.sampling.engine.urls=['{url}']")
     before = ingredients(*settings)
     assert before["grpo"]["versions"]["vllm"] == "0.99.1"
     assert "vllm" not in before["ppo"]["versions"]
-    said["version"] = "0.99.2"
+    words["version"] = "0.99.2"
     module._of_engine.cache_clear()
     assert changed(before, ingredients(*settings)) == {"grpo": "versions changed: vllm"}
 

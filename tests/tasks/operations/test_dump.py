@@ -1,7 +1,8 @@
-"""Dumps of databases: what is in them, which stay, and that none silently takes the place of a lost database."""
+"""Dumps of databases: what is in them, which stay, and what restores them."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.errors import StorageError
+from rlcore.errors import ServiceError, StorageError
 from rlcore.flows.cli.app import main
 from rlcore.tasks.operations.dump import make_dump, restore_dump
 from rlcore.tasks.run.leases import hold_lease
@@ -59,9 +60,7 @@ def test_the_newest_few_stay(dumped: Home) -> None:
     assert len(list(first.parent.glob("[0-9]*"))) == 7
 
 
-def test_a_lost_database_stops_every_command_until_the_dump_is_taken(
-    dumped: Home, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_lost_database_stops_commands_until_a_restore(dumped: Home, capsys: pytest.CaptureFixture[str]) -> None:
     lose(dumped)
     (dumped.root / "mlflow.db-wal").write_bytes(b"changes to the lost one")
     for refused in (configure_environment, make_dump):
@@ -127,3 +126,52 @@ def test_where_nothing_was_run_there_is_nothing_to_dump(tmp_path: Path, monkeypa
     monkeypatch.setenv("RLCORE_HOME", str(tmp_path / "none"))
     assert (main(["dump"]), main(["dump", "--restore"])) == (1, 1)
     assert not (tmp_path / "none").exists()
+
+
+PROGRAM = """#!/bin/sh
+for each in "$@"; do case $each in --file=*) file=${each#--file=};; esac; done
+echo "$0 $* $PGPASSWORD" > "$file"
+"""
+
+
+@pytest.fixture
+def services(home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of services outside of the home, and the program in the search path."""
+    folder, programs = tmp_path / "services", tmp_path / "bin"
+    for each in (folder / "mlflow-artifacts" / "1", programs):
+        each.mkdir(parents=True)
+    monkeypatch.setenv("RLCORE_SERVICES", str(folder))
+    (folder / "passwords.json").write_text(json.dumps({"mlflow": "first-secret", "prefect": "second-secret"}))
+    (folder / "layout.json").write_text(json.dumps({"ports": {"postgres": 5499}}))
+    (folder / "clients.env").write_text("export MLFLOW_TRACKING_PASSWORD=third-secret\n")
+    (folder / "mlflow-artifacts" / "1" / "model.bin").write_bytes(b"weights")
+    (programs / "pg_dump").write_text(PROGRAM)
+    (programs / "pg_dump").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    return folder
+
+
+def test_a_dump_has_both_databases_and_no_password(services: Path, tracked_home: Home) -> None:
+    text = make_dump(tracked_home)
+    assert text.rstrip().endswith(": mlflow.dump, mlflow.sqlite, prefect.dump")
+    (dump,) = (tracked_home.root / "dumps").glob("[0-9]*")
+    words = (dump / "mlflow.dump").read_text()
+    assert "--port=5499 --username=mlflow --no-password --dbname=mlflow" in words
+    assert words.count("first-secret") == 1
+    assert words.endswith(" first-secret\n")  # of the environment
+    left_out = (tracked_home.root / "dumps" / "exclude").read_text().splitlines()
+    assert left_out[-2:] == [f"{services}/*", f"!{services}/mlflow-artifacts"]
+
+
+def test_a_dump_without_a_database_of_the_last_one_is_refused(services: Path, tracked_home: Home) -> None:
+    make_dump(tracked_home)
+    (services / "passwords.json").unlink()
+    with pytest.raises(StorageError, match="has a database that is not here now"):
+        make_dump(tracked_home)
+
+
+def test_a_database_that_does_not_answer_ends_the_dump(services: Path, tracked_home: Home) -> None:
+    (services.parent / "bin" / "pg_dump").write_text("#!/bin/sh\necho 'connection refused' >&2\nexit 1\n")
+    with pytest.raises(ServiceError, match="pg_dump of the database mlflow failed: connection refused"):
+        make_dump(tracked_home)
+    assert not (tracked_home.root / "dumps").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,11 @@ from rlcore.tasks.store.cache import StageCache
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.shared import SharedStore
-from rlcore.tasks.tracking.lineage import find_lineage, nodes, read_records, tree_text
+from rlcore.tasks.tracking.lineage import ancestry, find_lineage, nodes, read_records, tree_lines, tree_text
 from rlcore.tasks.tracking.registry import CHAMPION, PREVIOUS, find_version
 from rlcore.tasks.tracking.runs import open_tracker
 from tests.registered import roll_back
+from tests.tasks.homes import copy_home, new_home
 from tests.tasks.operations.daily import NAME, PRESET, age, retrain, table
 from tests.toys import ToyConfig
 
@@ -43,17 +45,23 @@ def counts(collection: Collection) -> dict[str, int]:
     return {kind: count for (kind, _), (count, _) in collection.gone.items()}
 
 
-@pytest.fixture
-def refs(tracked_home: Home) -> list[Refs]:
+@pytest.fixture(scope="module")
+def old_home(tmp_path_factory: pytest.TempPathFactory, _empty_mlflow_database: Path) -> tuple[Home, list[Refs]]:
     """Four old retrainings: versions 1 to 3 became champion in turn, 4 was refused."""
-    made = [retrain(tracked_home, day, is_better=day < 4) for day in (1, 2, 3, 4)]
-    age(tracked_home, OLD)
-    return made
+    with new_home(tmp_path_factory.mktemp("old"), _empty_mlflow_database) as made:
+        refs = [retrain(made, day, is_better=day < 4) for day in (1, 2, 3, 4)]
+        age(made, OLD)
+    return made, refs
 
 
-def test_a_version_with_an_alias_stays_with_what_it_was_made_from_and_its_measurements(
-    tracked_home: Home, refs: list[Refs]
-) -> None:
+@pytest.fixture
+def refs(tracked_home: Home, old_home: tuple[Home, list[Refs]]) -> list[Refs]:
+    """The results of a copy of the old home."""
+    copy_home(old_home[0], tracked_home)
+    return old_home[1]
+
+
+def test_a_version_with_an_alias_stays_with_its_inputs_and_results(tracked_home: Home, refs: list[Refs]) -> None:
     records = read_records(tracked_home)
     gone = collect(tracked_home, keep_days=KEEP)
     assert there(tracked_home, refs[0]) == set()  # champion once, and neither previous nor needed to make version 2
@@ -224,13 +232,21 @@ def test_versions_of_another_state_directory_are_not_ours_to_clean(tracked_home:
     assert "weights of a version" not in counts(gone)
 
 
-def test_a_lineage_of_many_generations_is_cut(tracked_home: Home) -> None:
-    for day in range(1, 16):
-        retrain(tracked_home, day)
-    tags, root = find_lineage(tracked_home, f"{NAME}@champion")
-    found = [node.stage for node in nodes(root)]
-    assert 10 < found.count("grpo") < 15
-    assert "earlier results:" in tree_text(tags, root)
+def test_a_lineage_of_many_generations_is_cut(tracked_home: Home, refs: list[Refs]) -> None:
+    """Forty policies, each trained from the one before."""
+    (policy,) = (each for each in read_records(tracked_home) if each.ref.sha256 == refs[0]["grpo"].sha256)
+    made = [
+        replace(
+            policy,
+            key=f"key {number}",
+            ref=replace(policy.ref, sha256=f"{number:064x}"),
+            ingredients={**policy.ingredients, "inputs": {"grpo": f"{number - 1:064x}"}},
+        )
+        for number in range(1, 41)
+    ]
+    root = ancestry(tracked_home, made, made[-1])
+    assert 20 < [node.stage for node in nodes(root)].count("grpo") < 30
+    assert "earlier results:" in tree_lines(root)[-1]
 
 
 def test_of_the_shared_store_goes_what_this_home_knows_and_does_not_need(

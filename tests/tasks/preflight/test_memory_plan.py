@@ -114,7 +114,7 @@ def test_packed_copies_count_where_the_engine_makes_them(gains: bool) -> None:
     assert ("packed weights 26 GiB" in str(need)) == gains
 
 
-def test_where_activations_alone_are_too_many_it_is_said_and_not_refused() -> None:
+def test_activations_that_may_not_fit_are_a_warning() -> None:
     config = preset("stages.sft.tokens_per_microbatch=900000")
     (line,) = checked(
         needs_of(config, model_size(LlamaConfig(num_hidden_layers=2)), CARD, ["sft"]), CARD.total, is_cuda=True

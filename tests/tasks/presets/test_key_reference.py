@@ -14,7 +14,6 @@ import pytest
 
 from rlcore.flows.presets import FOLDER, open_preset, preset_path
 from rlcore.strict_config import above, at_least, below, between, keys_of
-from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.presets.graph import STAGE_KINDS
 from rlcore.tasks.presets.key_reference import (
     as_toml,
@@ -93,15 +92,6 @@ def test_every_key_of_every_kind_of_stage_is_described() -> None:
         assert section.text
 
 
-def test_a_preset_is_described_with_its_names_values_and_what_it_left_out() -> None:
-    sections = {each.path: each for each in describe(open_preset("smollm2"))}
-    assert {"stages.grpo", "stages.grpo.rewards.0", "data.prompts"} <= sections.keys()
-    assert sections["stages.grpo"].kind is RlStage
-    values = {key.name: key.value for key in sections["stages.grpo"].keys}
-    assert (values["init_from"], values["group_size"]) == ('"sft"', "8")
-    assert set(sections[""].nested) == {"promotion", "retrain"}
-
-
 def test_the_file_that_set_a_key_last_is_named(tmp_path: Path) -> None:
     (tmp_path / "low.toml").write_text(
         'name = "low"\nseed = 1\nitems = [{ a = 1, b = 2 }]\n[x]\na = 1\nb = 2\n[y]\na = 1\n[z]\noptions = { c = 1 }\n'
@@ -122,12 +112,6 @@ def test_the_file_that_set_a_key_last_is_named(tmp_path: Path) -> None:
         "items.0.b": "",
         "new.d": "--set",
     }
-
-
-def test_a_committed_preset_is_found_from_a_folder_elsewhere(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text('extends = "tiny"\nname = "mine"\n')
-    found = origins(tmp_path / "mine.toml", FOLDER)
-    assert (found["name"], found["stages.grpo.group_size"]) == ("mine.toml", "tiny.toml")
 
 
 @pytest.mark.parametrize(
@@ -241,10 +225,6 @@ def test_every_key_of_ours_exists_in_its_kind_of_stage(trainer: str) -> None:
         row.key("<name>", KINDS[trainer], "<name>") for row in peer_keys() if row.ours and trainer in row.trainers
     }
     assert wanted - known == set()
-
-
-def test_each_row_says_what_becomes_of_the_key() -> None:
-    assert [row.name for row in peer_keys() if bool(row.ours) == (row.only is not None)] == []
 
 
 def test_the_page_agrees_with_the_table() -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlcore import config
-from rlcore.algorithms.kl import KL_LOSSES
-from rlcore.config import KlConfig
 from rlcore.errors import ConfigError
 from rlcore.flows.presets import FOLDER, open_preset
-from rlcore.strict_config import build, to_dict
 from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.presets.key_reference import describe
 from rlcore.tasks.presets.run import RunConfig, apply_override, load_preset, read_preset
@@ -50,7 +46,7 @@ def test_overrides_reach_nested_fields_and_items_of_lists() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "fault"),
+    ("overrides", "error"),
     [
         ("stages.grpo.learning_rat=1e-6", "grpo.learning_rat: unknown key; did you mean stages.grpo.learning_rate?"),
         ("stage.grpo.num_iterations=2", "stage: unknown key; did you mean stages?"),
@@ -86,32 +82,11 @@ def test_overrides_reach_nested_fields_and_items_of_lists() -> None:
         ((CUT, "stages.ppo.update.truncated_completions=zero"), "ppo: critic.gae.bootstrap_truncated values the end"),
     ],
 )
-def test_a_wrong_value_is_refused_with_its_path(overrides: str | tuple[str, ...], fault: str) -> None:
+def test_a_wrong_value_is_refused_with_its_path(overrides: str | tuple[str, ...], error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         open_preset("tiny", [overrides] if isinstance(overrides, str) else overrides)
-    assert fault in caught.value.what
+    assert error in caught.value.what
     assert caught.value.where == str(FOLDER / "tiny.toml")
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        (LORA,),
-        ("stages.reward_model.backbone.trainable_layers=2", "stages.reward_model.ensemble=2"),
-        (*OF_ADAPTER, LORA),
-        (CUT,),
-        ("stages.grpo.kl.target=1.0", "stages.grpo.kl.apply_to=reward"),
-        ("stages.grpo.kl.target=1.0", "stages.grpo.kl.apply_to=loss"),
-    ],
-)
-def test_what_another_setting_would_forbid_is_accepted_without_it(overrides: tuple[str, ...]) -> None:
-    assert open_preset("tiny", overrides)
-
-
-def test_all_faults_of_a_preset_are_listed_at_once() -> None:
-    with pytest.raises(ConfigError) as caught:
-        open_preset("tiny", ["seed=-1", "stages.sft.num_steps=0", "stages.grpo.kl.apply_to=nowhere", "extra=1"])
-    assert len(caught.value.what.splitlines()) == 1 + 4
 
 
 @pytest.mark.parametrize(
@@ -136,20 +111,11 @@ def test_an_unreadable_preset_is_refused_with_its_path(tmp_path: Path, content: 
     assert caught.value.where == str(path)
 
 
-def test_the_plain_values_of_a_preset_build_it_again() -> None:
-    run = open_preset("tiny")
-    assert build(RunConfig, to_dict(run)) == run
-
-
 def test_a_stage_is_given_by_its_name_and_kind_or_refused_with_those_there_are() -> None:
     run = open_preset("tiny")
     assert run.stage("grpo", RlStage) is run.stages["grpo"]
-    with pytest.raises(ConfigError, match=r"no stage 'sft' of this kind(?s:.*)name one of grpo, ppo"):
+    with pytest.raises(ConfigError, match=r"no such stage 'sft'(?s:.*)name one of grpo, ppo"):
         run.stage("sft", RlStage)
-
-
-def test_every_kl_estimator_that_can_be_configured_exists() -> None:
-    assert set(typing.get_args(typing.get_type_hints(KlConfig)["estimator"])) == set(KL_LOSSES)
 
 
 def test_every_section_is_frozen_documented_and_small() -> None:
@@ -283,9 +249,7 @@ OTHER = 'source = "hub"\npath = "org/name"\n'
         ("system_prompt = 'Be brief.'\n", (), "Apache-2.0"),
     ],
 )
-def test_a_licence_is_that_of_the_model_and_no_other_model_inherits_it(
-    tmp_path: Path, text: str, overrides: tuple[str, ...], licence: str
-) -> None:
+def test_no_other_model_inherits_a_license(tmp_path: Path, text: str, overrides: tuple[str, ...], licence: str) -> None:
     model = read(written(tmp_path, f"[model]\n{text}"), *overrides).model
     assert (model.license, model.path) == (licence, "org/name" if "hub" in f"{text}{overrides}" else "")
 
@@ -328,9 +292,9 @@ def test_a_model_from_scratch_needs_no_path(tmp_path: Path) -> None:
 def test_an_address_with_a_secret_is_refused_by_its_key_and_not_repeated(override: str, key: str) -> None:
     with pytest.raises(ConfigError) as raised:
         read_preset(FOLDER / "tiny.toml", [override])
-    said = str(raised.value)
-    assert f"{key}: the address has a password or a key; name a variable of the environment" in said
-    assert SECRET not in said
+    words = str(raised.value)
+    assert f"{key}: the address has a password or a key; name a variable of the environment" in words
+    assert SECRET not in words
 
 
 @pytest.mark.parametrize(
@@ -350,9 +314,7 @@ def test_addresses_without_a_secret_are_let_through(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["MLFLOW_TRACKING_URI", "PREFECT_API_URL"])
-def test_the_address_of_a_server_with_a_password_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_an_address_with_a_password_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, f"https://me:{SECRET}@host/api")
     with pytest.raises(ConfigError) as raised:
         configure_environment(Home(tmp_path / "home"))

@@ -14,26 +14,36 @@ from sqlalchemy.exc import OperationalError
 
 from rlcore.errors import StorageError
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.run.pipeline import is_unfinished, run_pipeline
+from rlcore.tasks.run.pipeline import run_pipeline
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.disk import raise_on_full_disk
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.runs import open_tracker
-from tests.tasks.run.test_pipeline import DATA, RL, SFT, config
+from tests.tasks.run.toy_stages import DATA, RL, SFT, config
 
 _WRITES = ("INSERT", "UPDATE", "DELETE")
 
 
 class Disk:
-    """True if it has room for MLflow's database."""
+    """True if it has no room for MLflow's database."""
 
     is_full = False
+
+
+DISK = Disk()
+
+
+def fill_disk(context: StageContext) -> StageResult:
+    DISK.is_full = True
+    context.tracker.set_tags({"a": "b"})
+    raise AssertionError("the disk is full")
 
 
 @pytest.fixture
 def disk() -> Iterator[Disk]:
     """A disk that refuses what SQLite would write, as long as it is full."""
-    made = Disk()
+    made = DISK
+    made.is_full = False
 
     def refuse(_: object, __: object, statement: str, *___: object) -> None:
         if made.is_full and statement.startswith(_WRITES):
@@ -50,7 +60,7 @@ def statuses(home: Home) -> list[str]:
     return sorted(run.info.status for run in client.search_runs(places))
 
 
-def run(home: Home, *stages: Stage, report: Any = None) -> None:
+def run_all(home: Home, *stages: Stage, report: Any = None) -> None:
     with raise_on_full_disk(home.root):
         run_pipeline(stages or (DATA, SFT, RL), config(), ["rl"], home=home, experiment="toy", report=report)
 
@@ -61,33 +71,26 @@ def test_a_disk_that_fills_at_publication_leaves_no_run_running(tracked_home: Ho
         open_tracker(tracked_home).client.create_experiment("one more")
 
     with pytest.raises(StorageError, match="the disk is full"):
-        run(tracked_home, report=publish)
+        run_all(tracked_home, report=publish)
     assert statuses(tracked_home).count("RUNNING") == 1  # nobody can tell MLflow
     assert len(list(tracked_home.leases.glob("*.json"))) == 1
     with pytest.raises(StorageError, match="the disk is full"):  # it still is
-        run(tracked_home)
+        run_all(tracked_home)
     assert len(list(tracked_home.leases.glob("*.json"))) >= 1
     disk.is_full = False
     published: list[object] = []
-    run(tracked_home, report=lambda *_, **__: published.append(1))
+    run_all(tracked_home, report=lambda *_, **__: published.append(1))
     assert statuses(tracked_home) == ["FINISHED"] * 4
     assert list(tracked_home.leases.glob("*.json")) == []
     assert published == [1]
 
 
-def test_a_disk_that_fills_in_a_stage_leaves_neither_its_run_nor_the_pipelines_running(
-    tracked_home: Home, disk: Disk
-) -> None:
-    def fill(context: StageContext) -> StageResult:
-        disk.is_full = True
-        context.tracker.set_tags({"a": "b"})
-        raise AssertionError("the disk is full")
-
+def test_a_disk_that_fills_in_a_stage_leaves_no_run_running(tracked_home: Home, disk: Disk) -> None:
     with pytest.raises(StorageError, match="the disk is full"):
-        run(tracked_home, DATA, replace(SFT, run=_not_captured(fill)), RL)
+        run_all(tracked_home, DATA, replace(SFT, run=fill_disk), RL)
     assert statuses(tracked_home) == ["FINISHED", "RUNNING", "RUNNING"]
     disk.is_full = False
-    run(tracked_home)
+    run_all(tracked_home)
     assert statuses(tracked_home) == [*["FINISHED"] * 4, "KILLED"]  # the stage's function is another one now
     assert list(tracked_home.leases.glob("*.json")) == []
 
@@ -98,58 +101,7 @@ def test_a_run_whose_own_error_comes_with_a_full_disk_says_its_own_error(tracked
         raise ValueError("what went wrong")
 
     with pytest.raises(ValueError, match="what went wrong"):
-        run(tracked_home, report=publish)
+        run_all(tracked_home, report=publish)
     disk.is_full = False
-    run(tracked_home)
+    run_all(tracked_home)
     assert "RUNNING" not in statuses(tracked_home)
-
-
-def test_a_stage_whose_run_could_not_be_ended_in_time_is_ended_with_the_pipelines(
-    tracked_home: Home, disk: Disk
-) -> None:
-    """The disk has room again when the pipeline's own run ends."""
-    whole = open_tracker(tracked_home)
-
-    def fill(context: StageContext) -> StageResult:
-        disk.is_full = True
-        raise ValueError("of the stage")
-
-    end = type(whole.start_run("toy", "x", tags={})).end
-
-    def later(self: Any, status: Any) -> None:
-        is_parent = "pipeline" in self.client.get_run(self.run_id).data.tags
-        disk.is_full = disk.is_full and not is_parent
-        end(self, status)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("rlcore.tasks.tracking.runs.RunTracker.end", later)
-        with pytest.raises(ValueError, match="of the stage"):
-            run(tracked_home, DATA, replace(SFT, run=_not_captured(fill)), RL)
-    assert statuses(tracked_home) == ["FAILED", "FINISHED", "KILLED", "RUNNING"]  # the last is nobody's: made above
-    assert list(tracked_home.leases.glob("*.json")) == []
-
-
-def test_a_pipeline_whose_last_attempt_failed_at_publication_is_unfinished(tracked_home: Home) -> None:
-    def publish(*_: object, **__: object) -> None:
-        raise ValueError("no page")
-
-    tracker = open_tracker(tracked_home)
-    with pytest.raises(ValueError, match="no page"):
-        run(tracked_home, report=publish)
-    assert is_unfinished(tracked_home, tracker, "toy", config(), ["rl"])
-    run(tracked_home)
-    assert not is_unfinished(tracked_home, tracker, "toy", config(), ["rl"])
-
-
-def _not_captured(function: Any) -> Any:
-    """A stage's function may capture nothing; here it is bound as an argument that no key sees."""
-    _bound["function"] = function
-    return _call
-
-
-_bound: dict[str, Any] = {}
-
-
-def _call(context: StageContext) -> StageResult:
-    result: StageResult = _bound["function"](context)
-    return result

@@ -17,7 +17,7 @@ from rlcore import progress
 from rlcore.models.loading import load_policy
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.tasks.run.live_view import RunState, bar, duration, sparkline
+from rlcore.tasks.run.live_view import RunState
 from rlcore.tasks.run.prefect_bridge import report_progress
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Message, Prompt, Rollout
@@ -165,22 +165,3 @@ def test_samples_are_the_same_whether_somebody_looks_or_not(tmp_path: Path) -> N
     assert max(tokens) == sum(
         len(item.completion_ids) for group in alone for item in group if isinstance(item, Rollout)
     )
-
-
-@pytest.mark.parametrize(
-    ("values", "blocks"),
-    [
-        ([], ""),
-        ([3.0], "▁"),
-        ([0.0, 1.0, 2.0], "▁▅█"),  # 0.5 * 7 = 3.5 rounds to the even block 4
-        (list(range(30)), None),
-    ],
-)
-def test_a_sparkline_scales_its_last_values(values: list[float], blocks: str | None) -> None:
-    drawn = sparkline(values)
-    assert drawn == blocks if blocks is not None else (len(drawn), drawn[0], drawn[-1]) == (24, "▁", "█")
-
-
-def test_a_bar_and_a_duration() -> None:
-    assert bar(1, 2) == "━" * 12 + "─" * 12
-    assert [duration(seconds) for seconds in (45.2, 200.0, 7500.0)] == ["45 s", "3:20", "2:05:00"]

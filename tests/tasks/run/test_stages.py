@@ -1,115 +1,36 @@
+"""One stage: its key and artifact, another attempt after a failure or a kill, its run in MLflow, and its curves."""
+
 from __future__ import annotations
 
-import importlib
+import json
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from rlcore.config import HardwareConfig
-from rlcore.errors import ConfigError, TrainingError
+from rlcore.errors import ConfigError, StorageError, TrainingError
 from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
-from rlcore.tasks.presets.settings import BudgetConfig
-from rlcore.tasks.run.budget import Meter
-from rlcore.tasks.run.stage_runs import PipelineRun, parameters
+from rlcore.tasks.presets.settings import TrackingConfig
+from rlcore.tasks.run import stages
+from rlcore.tasks.run.stage_runs import PipelineRun, StepOutput, log_cache_hit, open_stage_run, parameters
 from rlcore.tasks.run.stages import run_stage
 from rlcore.tasks.steps.base import StageContext, StageResult
-from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
+from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import StageCache
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.runs import open_tracker
+from tests.tasks.run.toy_stages import DOUBLE, FAIL, MAKE, Section, calls, config, open_run, text, toy_section
 from tests.toys import ToyConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToySection:
-    value: int = 1
-    unrelated: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageConfig(ToyConfig):
-    toy: ToySection = field(default_factory=ToySection)
-
-
-calls: list[str] = []  # which functions really ran
-
-
-@pytest.fixture(autouse=True)
-def _forget_calls() -> None:
-    calls.clear()
-
-
-config = StageConfig.run
-
-
-def toy_section(config: RunConfig) -> Sections:
-    return Sections({"value": cast(StageConfig, config).toy.value})
-
-
-def make_number(context: StageContext) -> StageResult:
-    calls.append("make")
-    value = context.config.value
-    (context.folder / "number.txt").write_text(str(value + context.seed))
-    return StageResult(metrics={"value": value}, rows=1, contract="numbers/v1")
-
-
-def double(context: StageContext) -> StageResult:
-    calls.append("double")
-    value = int((context.inputs["make"] / "number.txt").read_text())
-    (context.folder / "number.txt").write_text(str(2 * value))
-    context.log(f"{value} doubled")
-    return StageResult(metrics={})
-
-
-def fail_after_two_steps(context: StageContext) -> StageResult:
-    done = context.work / "steps"
-    already = len(done.read_text()) if done.exists() else 0
-    for step in range(already + 1, 5):
-        calls.append(f"step {step}")
-        context.tracker.log_metrics({"loss": 1.0 / step}, step=step)
-        done.write_text("x" * step)
-        if step == 2:
-            (context.folder / "half").write_text("half")
-            raise TrainingError("the machine burns")
-    (context.folder / "result").write_text("whole")
-    return StageResult(metrics={"loss": 0.25})
-
-
-MAKE = Stage(name="make", version=1, kind="number", run=make_number, sections=toy_section)
-DOUBLE = Stage(name="double", version=1, kind="number", run=double, sections=toy_section, inputs=("make",))
-FAIL = Stage(name="fail", version=1, kind="number", run=fail_after_two_steps, sections=toy_section)
-
-
-@pytest.fixture
-def run(tracked_home: Home) -> PipelineRun:
-    return open_run(tracked_home)
-
-
-def open_run(home: Home) -> PipelineRun:
-    tracker = open_tracker(home)
-    return PipelineRun(
-        home=home,
-        store=ArtifactStore(home.root),
-        cache=StageCache(home.cache),
-        tracker=tracker,
-        experiment="toy",
-        parent=tracker.start_run("toy", "pipeline", tags={}),
-        meter=Meter(home.root / "budgets" / "toy", BudgetConfig(), 0.0),
-    )
-
-
-def text(run: PipelineRun, ref: ArtifactRef, name: str = "number.txt") -> str:
-    return (run.store.path(ref) / name).read_text()
 
 
 def make(run: PipelineRun, **changed: Any) -> ArtifactRef:
@@ -136,14 +57,14 @@ def test_the_second_time_nothing_is_computed(run: PipelineRun) -> None:
     assert parent.data.tags["stage.make"] == f"cached:{first.mlflow_run_id}"
 
 
-@pytest.mark.parametrize("changed", [{"seed": 1}, {"toy": ToySection(value=2)}])
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"toy": Section(value=2)}])
 def test_a_change_that_matters_computes_anew(run: PipelineRun, changed: dict[str, Any]) -> None:
     assert make(run).sha256 != make(run, **changed).sha256
     assert make(run).stage_key != make(run, **changed).stage_key
     assert calls == ["make", "make"]
 
 
-@pytest.mark.parametrize("changed", [{"name": "other"}, {"toy": ToySection(unrelated=2)}])
+@pytest.mark.parametrize("changed", [{"name": "other"}, {"toy": Section(unrelated=2)}])
 def test_a_change_outside_of_the_section_computes_nothing(run: PipelineRun, changed: dict[str, Any]) -> None:
     assert make(run) == make(run, **changed)
     assert calls == ["make"]
@@ -185,9 +106,7 @@ def test_a_stage_that_computes_has_the_machine_in_its_key_and_its_run_and_anothe
     assert make(run, hardware=asked[0]) == make(run, hardware=asked[2])
 
 
-def test_a_machine_that_is_remembered_wrongly_computes_nothing(
-    run: PipelineRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrongly_remembered_machine_runs_nothing(run: PipelineRun, monkeypatch: pytest.MonkeyPatch) -> None:
     computing, whole = replace(MAKE, sections=toy_and_hardware), config(hardware=HardwareConfig(device="cpu"))
     real = known_machine(whole.hardware)
     found = iter([replace(real, facts={**real.facts, "instructions": "of another processor"})])
@@ -218,8 +137,8 @@ def test_a_damaged_artifact_is_computed_again(run: PipelineRun, damage: str) -> 
 
 def test_an_input_with_the_same_bytes_is_the_same_input_whatever_made_it(run: PipelineRun) -> None:
     one = make(run)
-    same = make(run, toy=ToySection(value=0), seed=1)  # 0 + 1: other key, same content
-    other = make(run, toy=ToySection(value=5))
+    same = make(run, toy=Section(value=0), seed=1)  # 0 + 1: other key, same content
+    other = make(run, toy=Section(value=5))
     assert one.stage_key != same.stage_key
     for ref in (one, same, other):
         run_stage(DOUBLE, config(), {"make": ref}, run)
@@ -295,45 +214,123 @@ def test_a_function_that_captures_variables_is_refused_because_its_key_cannot_se
         Stage(name="x", version=1, kind="x", run=captured(), sections=toy_section)
 
 
-def test_an_edit_of_a_helper_reruns_exactly_the_stages_that_import_it(
-    run: PipelineRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "code" / "toy_stages"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    (package / "helper.py").write_text("FACTOR = 1\n")
-    (package / "one.py").write_text(STAGE_SOURCE + "    from toy_stages import helper  # noqa\n    return RESULT\n")
-    (package / "two.py").write_text(STAGE_SOURCE + "    return RESULT\n")
-    monkeypatch.syspath_prepend(str(package.parent))
-    modules = [importlib.import_module(f"toy_stages.{name}") for name in ("one", "two")]
-    stages = [
-        Stage(name=module.__name__, version=1, kind="x", run=module.run, sections=toy_section) for module in modules
-    ]
-
-    def ran() -> list[bool]:
-        before = [run.cache.records(stage.name) for stage in stages]
-        for stage in stages:
-            run_stage(stage, config(), {}, run)
-        return [run.cache.records(stage.name) != old for stage, old in zip(stages, before, strict=True)]
-
-    assert ran() == [True, True]
-    assert ran() == [False, False]
-    (package / "helper.py").write_text('"""Now with a comment."""\n\nFACTOR = 1  # one\n')
-    assert ran() == [False, False]
-    (package / "helper.py").write_text("FACTOR = 2\n")
-    assert ran() == [True, False]
-
-
-STAGE_SOURCE = """
-from rlcore.tasks.presets.sections import Sections
-from rlcore.tasks.steps.base import StageResult
-RESULT = StageResult(metrics={})
-def run(context):
-    (context.folder / "x").write_text("x")
-"""
-
-
 def test_a_stages_own_settings_give_parameters_without_a_name_so_that_runs_can_be_compared() -> None:
     section = {"stage": {"learning_rate": 0.1}, "evaluation": {"verifier": "math"}}
     assert parameters(section) == {"learning_rate": 0.1, "evaluation": {"verifier": "math"}}
     assert parameters({"model": {"path": "x"}}) == {"model": {"path": "x"}}
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: no handler of ours catches it."""
+
+
+def test_a_run_without_a_result_is_found_by_its_key_when_its_note_is_missing(run: PipelineRun, tmp_path: Path) -> None:
+    first = open_stage_run("make", "k1", tmp_path, run)
+    (tmp_path / "mlflow_run.json").unlink()
+    first.end("KILLED")  # by whoever healed what the kill has left
+    assert open_stage_run("make", "k1", tmp_path, run).run_id == first.run_id
+    (tmp_path / "mlflow_run.json").unlink()
+    other = open_stage_run("make", "k1", tmp_path, run)
+    assert other.run_id != first.run_id  # which runs now: in another home, for all that is known here
+    other.end("FINISHED")
+    (tmp_path / "mlflow_run.json").write_text(json.dumps({"run_id": first.run_id}))
+    first.end("FINISHED")
+    again = open_stage_run("make", "k1", tmp_path, run)
+    assert again.run_id == first.run_id  # by its note
+    again.end("FINISHED")
+    (tmp_path / "mlflow_run.json").unlink()
+    assert open_stage_run("make", "k1", tmp_path, run).run_id != first.run_id
+
+
+@pytest.mark.parametrize("behind", ["place", "record"])
+def test_a_stored_result_is_not_made_again(run: PipelineRun, monkeypatch: pytest.MonkeyPatch, behind: str) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    if behind == "place":
+        monkeypatch.setattr(stages, "log_result", die)
+    else:
+        monkeypatch.setattr(StageCache, "write", die)
+    with pytest.raises(Killed):
+        run_stage(MAKE, config(), {}, run)
+    monkeypatch.undo()
+    (made,) = (run.home.artifacts / "number").iterdir()
+    monkeypatch.setattr(stages, "_run_step", die)
+    ref = run_stage(MAKE, config(), {}, run)
+    assert ref.sha256 == made.name
+    assert list(run.home.work.iterdir()) == []
+    client = run.tracker.client
+    found = client.search_runs([run.parent.experiment_id], f"tags.stage_key = '{ref.stage_key}'")
+    assert [each.info.status for each in found] == ["FINISHED"]
+    assert found[0].data.tags["sha256"] == ref.sha256
+
+
+@pytest.mark.parametrize("damaged", ["nothing", "note", "result"])
+def test_a_noted_result_is_taken_if_the_store_has_it_whole(run: PipelineRun, damaged: str) -> None:
+    ref = run_stage(MAKE, config(), {}, run)
+    run.cache.path("make", ref.stage_key).unlink()
+    work = run.home.work / ref.stage_key
+    StepOutput(ref=ref, metrics={"noted": 1.0}).note(work)
+    if damaged != "nothing":
+        path = work / "result.json" if damaged == "note" else run.store.path(ref) / "number.txt"
+        path.write_text("{")
+    assert run_stage(MAKE, config(), {}, run).sha256 == ref.sha256
+    record = run.cache.find("make", ref.stage_key)
+    assert record is not None
+    assert ("noted" in record.metrics) == (damaged == "nothing")
+
+
+def test_a_work_folder_behind_its_record_goes(run: PipelineRun) -> None:
+    ref = run_stage(MAKE, config(), {}, run)
+    (run.home.work / ref.stage_key).mkdir()
+    assert run_stage(MAKE, config(), {}, run) == ref
+    assert list(run.home.work.iterdir()) == []
+
+
+def test_a_stage_that_an_attempt_at_this_run_has_made_is_not_called_cached(run: PipelineRun) -> None:
+    ref = run_stage(MAKE, config(), {}, run)
+    run.parent.end("KILLED")
+    again = run.tracker.reopen_run(run.parent.run_id)
+    assert again is not None
+    for parent, words in ((again, "run"), (open_run(run.home).parent, "cached")):
+        log_cache_hit("make", ref, PipelineRun(**{**vars(run), "parent": parent}))
+        assert run.tracker.client.get_run(parent.run_id).data.tags.get("stage.make", "run:").partition(":")[0] == words
+
+
+def test_a_half_written_file_never_becomes_part_of_a_result(run: PipelineRun, tmp_path: Path) -> None:
+    folder = run.home.work / "output"
+    folder.mkdir()
+    (folder / "number.txt").write_text("1")
+    (folder / ".number.txt.0123abcd.tmp").write_text("1")
+    with pytest.raises(StorageError, match="never finished"):
+        run.store.commit(folder, kind="number")
+
+
+def train_in_curves(context: StageContext) -> StageResult:
+    """Fail after three steps of five; the next attempt resumes at step 2, as from a checkpoint."""
+    begun = (context.work / "begun").exists()
+    (context.work / "begun").touch()
+    for step in range(2 if begun else 1, 6):
+        context.tracker.log_metrics({"loss": 1.0 / step}, step=step)
+        if step == 3 and not begun:
+            raise TrainingError("the machine burns")
+    (context.folder / "result").write_text("whole")
+    return StageResult(metrics={"loss": 0.2, "memory": 3.0})
+
+
+TRAIN = Stage(name="train", version=1, kind="number", run=train_in_curves, sections=lambda _: Sections({}))
+
+
+def test_a_failed_stage_goes_on_in_the_same_curve_with_each_step_once(tracked_home: Home) -> None:
+    config = replace(ToyConfig.run(), tracking=TrackingConfig(also=("tensorboard",)))
+    run = open_run(tracked_home)
+    with pytest.raises(TrainingError):
+        run_stage(TRAIN, config, {}, run)
+    first = run_stage(TRAIN, config, {}, run)
+    assert run_stage(TRAIN, replace(config, tracking=TrackingConfig()), {}, run) == first  # cached
+    (folder,) = (tracked_home.root / "tensorboard" / config.name).iterdir()
+    curves = EventAccumulator(str(folder)).Reload()
+    assert [(event.step, round(event.value, 3)) for event in curves.Scalars("loss")] == [
+        (1, 1.0), (2, 0.5), (3, 0.333), (4, 0.25), (5, 0.2),
+    ]  # fmt: skip
+    assert [(event.step, event.value) for event in curves.Scalars("memory")] == [(5, 3.0)]

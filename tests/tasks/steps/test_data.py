@@ -1,3 +1,5 @@
+"""Datasets of a preset: sources, the gate, and their tokens."""
+
 from __future__ import annotations
 
 import hashlib
@@ -5,6 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -13,13 +16,17 @@ import pytest
 
 from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.gate.data_gate import GateReport
-from rlcore.errors import ConfigError, DataError
+from rlcore.errors import CanaryError, ConfigError, DataError
 from rlcore.tasks.presets.data import DatasetConfig
+from rlcore.tasks.steps import tokens
 from rlcore.tasks.steps.data import Use, prepare_dataset
 from rlcore.tasks.steps.data_source import resolve_adapter, source_digest
 from rlcore.tasks.steps.prompt_hashes import prompt_hashes
-from rlcore.tasks.steps.rows import PairRow, PromptRow, read_demonstrations, read_pairs, read_prompts
+from rlcore.tasks.steps.rows import DemonstrationRow, PairRow, PromptRow, read_demonstrations, read_pairs, read_prompts
+from rlcore.tasks.steps.tokenize_rows import tokenize_demonstrations, tokenize_pairs
+from rlcore.tasks.steps.tokens import read_prompt_sets, tokenize_prompts
 from rlcore.tasks.store.storage import read_table, write_table
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
 from tests.tasks.steps.token_views import words_view
 
@@ -90,20 +97,6 @@ def test_the_same_configuration_and_seed_write_the_same_bytes(tmp_path: Path) ->
         prepare("preferences", tmp_path / name, config())
     for name in ("train.parquet", "eval.parquet", "report.json", "quarantine.jsonl"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-
-
-def test_the_report_on_disk_is_the_report_returned(tmp_path: Path) -> None:
-    report = prepare("demonstrations", tmp_path, config(options={"direct_share": 1.0}))
-    assert json.loads((tmp_path / "report.json").read_text()) == json.loads(json.dumps(report.to_json()))
-    rows = read_demonstrations(tmp_path / "train.parquet")
-    assert all(row.completion == f"#### {row.reference}" for row in rows)
-
-
-def test_demonstrations_of_generators_never_hold_an_evaluation_prompt(tmp_path: Path) -> None:
-    prepare("prompts", tmp_path / "prompts", config(num_eval=200))
-    evaluated = read_prompts(tmp_path / "prompts" / "eval.parquet")
-    for kind in ("demonstrations", "preferences"):
-        assert prepare(kind, tmp_path / kind, config(num_train=2000), evaluated).quarantined == 0
 
 
 def test_a_file_of_pairs_is_divided_by_prompt(tmp_path: Path) -> None:
@@ -356,3 +349,88 @@ def test_real_files_go_through_and_every_line_is_accounted_for(
     assert (report.lines_read, report.merged, report.accepted, report.quarantined) == counts
     held_out = 62 if report.accepted == 606 else 100  # a tenth, and what is like it
     assert (report.num_train, report.num_eval) == (400, held_out)
+
+
+QUESTION = (Message(role="user", content="3+4"),)
+PAIR = PairRow(
+    pair_id="p", set_id="s", messages=QUESTION, chosen="7", rejected="It is 8",
+    margin=0.5, probability=0.9, weight=2.0, source="test",
+)  # fmt: skip
+
+
+def test_a_demonstration_trains_its_answer_and_not_its_question(tokenizer: ChatTokenizer) -> None:
+    row = DemonstrationRow(demonstration_id="d", messages=QUESTION, completion="7", reference="7", task="sums")
+    (shown,) = tokenize_demonstrations([row], tokenizer)
+    prompt_ids, completion_ids = tokenizer.render_demonstration(QUESTION, "7")
+    assert (shown.sequence.prompt_ids, shown.sequence.completion_ids) == (prompt_ids, completion_ids)
+    assert all(shown.loss_mask)
+
+
+def test_a_pair_keeps_its_label_and_has_both_sides_under_one_prompt(tokenizer: ChatTokenizer) -> None:
+    (pair,) = tokenize_pairs([PAIR], tokenizer, max_tokens=200)
+    assert pair.prompt_ids == tokenizer.render_prompt(QUESTION)
+    assert pair.chosen_ids == tokenizer.render_demonstration(QUESTION, "7")[1]
+    assert pair.rejected_ids == tokenizer.render_demonstration(QUESTION, "It is 8")[1]
+    assert (pair.set_id, pair.margin, pair.probability, pair.weight) == ("s", 0.5, 0.9, 2.0)
+
+
+def test_each_side_is_cut_to_the_budget_with_its_prompt(tokenizer: ChatTokenizer) -> None:
+    (whole,) = tokenize_pairs([PAIR], tokenizer, max_tokens=200)
+    budget = len(whole.prompt_ids) + 2
+    (cut,) = tokenize_pairs([PAIR], tokenizer, max_tokens=budget)
+    assert cut.rejected_ids == whole.rejected_ids[:2]
+    assert cut.chosen_ids == whole.chosen_ids[:2]
+
+
+ROW = PromptRow(prompt_id="1", messages=(Message(role="user", content="3+4"),), reference="7", task="sums")
+
+
+def context_of(folder: Path, **datasets: list[str]) -> Any:
+    """Prepared data sets, each with prompts of these ids; nothing else of a context is read."""
+    for name, ids in datasets.items():
+        (folder / name).mkdir()
+        rows = [
+            {
+                "prompt_id": each,
+                "messages": [{"role": "user", "content": f"{name} {each}"}],
+                "reference": {"1": "7", "2": "9"}.get(each, ""),
+                "task": name,
+                "split": "train",
+            }
+            for each in ids
+        ]
+        write_table(pd.DataFrame(rows), folder / name / "train.parquet")
+    return SimpleNamespace(inputs={f"prepare_{name}": folder / name for name in datasets})
+
+
+def test_a_prompt_ends_where_the_policy_begins_to_write(tokenizer: ChatTokenizer) -> None:
+    (prompt,) = tokenize_prompts([ROW], tokenizer, dataset="gsm8k")
+    assert prompt.token_ids == tokenizer.render_prompt(ROW.messages)
+    assert (prompt.prompt_id, prompt.reference, prompt.task, prompt.dataset) == ("1", "7", "sums", "gsm8k")
+
+
+def test_ids_begin_with_the_data_set_only_where_there_are_several(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    context = context_of(tmp_path, maths=["1", "2"], code=["1"])
+    several = read_prompt_sets(context, ["maths", "code"], "train", tokenizer)
+    assert [prompt.prompt_id for prompt in several] == ["maths/1", "maths/2", "code/1"]
+    assert [prompt.dataset for prompt in several] == ["maths", "maths", "code"]
+    alone = read_prompt_sets(context, ["maths"], "train", tokenizer)
+    assert [prompt.prompt_id for prompt in alone] == ["1", "2"]
+
+
+def test_a_reference_of_another_row_is_found(
+    tmp_path: Path, tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def moved(path: Path) -> list[PromptRow]:
+        rows = read_prompts(path)
+        return [replace(row, reference=rows[place - 1].reference) for place, row in enumerate(rows)]
+
+    monkeypatch.setattr(tokens, "read_prompts", moved)
+    with pytest.raises(CanaryError, match=r"prompt 'maths/1' has the reference answer '9'.* own reference is '7'"):
+        read_prompt_sets(context_of(tmp_path, maths=["1", "2"], code=["3"]), ["maths", "code"], "train", tokenizer)
+
+
+def test_a_limit_is_of_each_data_set(tmp_path: Path, tokenizer: ChatTokenizer) -> None:
+    context = context_of(tmp_path, maths=["1", "2", "3"], code=["1"])
+    limited = read_prompt_sets(context, ["maths", "code"], "train", tokenizer, limit=2)
+    assert [prompt.prompt_id for prompt in limited] == ["maths/1", "maths/2", "code/1"]

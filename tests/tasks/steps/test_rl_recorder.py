@@ -88,15 +88,6 @@ def test_readers_of_answers_see_an_episode_once_and_read_tables_of_before(tmp_pa
     assert read_episodes(tmp_path / "old.parquet")["forks"].tolist() == [[]] * len(table)
 
 
-def test_a_sample_has_an_episode_once_with_the_number_of_its_samples(tmp_path: Path) -> None:
-    write_sample(pd.DataFrame(rollout_rows(1, forked().groups)), tmp_path / "sample.json")
-    table = json.loads((tmp_path / "sample.json").read_text())
-    place = table["columns"].index("samples")
-    assert [row[place] for row in table["data"]] == [1, 1, 1, 3, 1, 1]
-    write_sample(pd.DataFrame(rollout_rows(1, drawn(1).groups)), tmp_path / "plain.json")
-    assert "samples" not in json.loads((tmp_path / "plain.json").read_text())["columns"]
-
-
 def test_mlflow_reads_each_table_once_and_knows_the_newest_hundred(tracked_home: Home, tmp_path: Path) -> None:
     tracker = open_tracker(tracked_home)
     write_sample(frame(2), tmp_path / "first.json")
@@ -138,9 +129,7 @@ def _asked(item: ScoredRollout) -> ScoredRollout:
     return dataclasses.replace(item, rollout=dataclasses.replace(item.rollout, prompt=prompt))
 
 
-def test_iterations_that_are_written_together_are_the_same_files_as_one_by_one(
-    tracked_home: Home, tmp_path: Path
-) -> None:
+def test_iterations_written_together_are_the_same_files(tracked_home: Home, tmp_path: Path) -> None:
     tracker = open_tracker(tracked_home)
     with tracker.start_run("e", "r", tags={}) as run:
         together, alone = (RolloutKeeper(tmp_path / name, run) for name in ("together", "alone"))
@@ -174,17 +163,6 @@ def test_a_table_that_has_changed_since_it_was_written_stops_the_stage(tracked_h
         with pytest.raises(StorageError, match="digest mismatch") as caught:
             again.require_intact()
     assert (caught.value.where, f"delete {tmp_path}" in caught.value.fix) == (str(table), True)
-
-
-def test_a_slow_loop_writes_every_iteration_at_once(
-    tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("rlcore.tasks.steps.rl_recorder.WRITE_SECONDS", 0.0)
-    with open_tracker(tracked_home).start_run("e", "r", tags={}) as run:
-        keeper = RolloutKeeper(tmp_path, run)
-        keeper.keep(7, drawn(7))
-        run.flush()
-        assert [path.name for path in keeper.folder.iterdir()] == ["iteration-00007.parquet"]
 
 
 def test_rollouts_that_break_the_contract_are_refused_and_not_written(tracked_home: Home, tmp_path: Path) -> None:

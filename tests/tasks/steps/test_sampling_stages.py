@@ -114,9 +114,7 @@ def episodes(numbers: range, *, samples: int) -> dict[str, list[str]]:
     return texts | {f"p{n}/{j}/1": [ANSWER.format(3 * n)] for n in numbers for j in range(samples)}
 
 
-def test_an_evaluation_asks_the_runs_engine_and_plays_the_recipes_episodes(
-    checkpoint: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_plays_the_episodes(checkpoint: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = open_preset("agentic", [*VLLM, "evaluation.num_samples=0"])
     texts = episodes(range(NUM_PROMPTS, 2 * NUM_PROMPTS), samples=1)
     inputs = {"sft": checkpoint, "prepare_prompts": prompts}
@@ -124,11 +122,11 @@ def test_an_evaluation_asks_the_runs_engine_and_plays_the_recipes_episodes(
     assert asked == [config.engine]
     summary = read_json(folder / "summary.json")
     assert (summary["eval/accuracy"], summary["eval/problems"]) == (1.0, NUM_PROMPTS)
-    said = read_table(folder / "answers.parquet")["completion"][0]
-    assert said == f"<tool:calculator>{NUM_PROMPTS}*3</tool>\n[calculator] {3 * NUM_PROMPTS}\n#### {3 * NUM_PROMPTS}"
+    words = read_table(folder / "answers.parquet")["completion"][0]
+    assert words == f"<tool:calculator>{NUM_PROMPTS}*3</tool>\n[calculator] {3 * NUM_PROMPTS}\n#### {3 * NUM_PROMPTS}"
 
 
-def test_an_evaluation_asks_an_engine_of_its_own_where_one_is_named(
+def test_an_evaluation_may_have_its_own_engine(
     checkpoint: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = "evaluation.engine={kind='native'}"
@@ -138,9 +136,7 @@ def test_an_evaluation_asks_an_engine_of_its_own_where_one_is_named(
     assert [engine.kind for engine in asked] == ["native"]
 
 
-def test_rejection_asks_the_runs_engine_and_its_demonstrations_hold_the_calls(
-    checkpoint: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rejection_keeps_the_calls(checkpoint: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = open_preset("agentic", [*VLLM, KEPT])
     texts = episodes(range(NUM_PROMPTS), samples=2)
     inputs = {"sft": checkpoint, "prepare_prompts": prompts}

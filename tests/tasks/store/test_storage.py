@@ -1,3 +1,5 @@
+"""Files: atomic writes, locks, temporary folders, and writes in the background."""
+
 from __future__ import annotations
 
 import json
@@ -5,8 +7,13 @@ import math
 import os
 import resource
 import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -17,6 +24,10 @@ from hypothesis import strategies as st
 
 from rlcore.errors import StorageError
 from rlcore.tasks.store import storage
+from rlcore.tasks.store.background import MAX_WAITING, BackgroundWriter
+from rlcore.tasks.store.locks import file_lock, is_held, locked_file
+from rlcore.tasks.store.scratch import announced, remove_left, scratch_folder
+from rlcore.tasks.store.settings import Home, configure_environment
 from rlcore.tasks.store.storage import (
     read_column,
     read_json,
@@ -26,6 +37,7 @@ from rlcore.tasks.store.storage import (
     write_json,
     write_table,
 )
+from tests.waiting import LONG
 
 TURNS = [{"role": "user", "content": "3 + 4"}, {"role": "assistant", "content": "7 ✓"}]
 
@@ -92,17 +104,7 @@ def test_any_table_survives_the_way_to_disk_and_back(
     pd.testing.assert_frame_equal(read_table(path), frame)
 
 
-def test_an_index_is_not_stored_and_an_empty_table_keeps_its_columns(tmp_path: Path) -> None:
-    path = tmp_path / "table.parquet"
-    write_table(pd.DataFrame({"a": [1, 2], "b": [[1], [2]]}, index=[5, 9]), path)
-    assert read_table(path).index.tolist() == [0, 1]
-    write_table(pd.DataFrame({"a": [1], "b": [[1]]}).iloc[:0], path)
-    assert list(read_table(path).columns) == ["a", "b"]
-
-
-def test_a_table_in_parts_is_the_whole_table_and_of_one_group_its_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_in_parts_is_the_whole_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = pd.DataFrame({"name": [str(number) for number in range(50)], "messages": [TURNS] * 50, "value": 0.5})
     write_table(frame, tmp_path / "whole.parquet")
     with table_writer(tmp_path / "parts.parquet") as add:
@@ -188,3 +190,214 @@ def test_a_missing_and_a_damaged_file_are_named(tmp_path: Path, read: object) ->
     with pytest.raises(StorageError, match="not a") as caught:
         read(path)
     assert caught.value.where == str(path)
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from rlcore.tasks.store.locks import file_lock
+with file_lock(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+FORK = """
+import os, signal, sys, time
+from pathlib import Path
+from rlcore.tasks.store.locks import file_lock
+with file_lock(Path(sys.argv[1])):
+    worker = os.fork()
+    if worker == 0:
+        os.close(1)
+        time.sleep(600)
+    print(worker, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def hold_elsewhere(path: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", HOLD, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_lock_held_elsewhere_is_refused_at_once_and_free_after_a_kill(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with hold_elsewhere(path) as process:
+        with file_lock(path, wait=False) as free:
+            assert not free
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with file_lock(path, wait=False) as free:
+            assert free
+    assert not path.exists()
+
+
+def test_whether_a_lock_is_held_can_be_asked_without_a_trace(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    assert not is_held(path)
+    with hold_elsewhere(path) as process:
+        assert is_held(path)
+        process.kill()
+        process.wait()
+        assert not is_held(path)
+    assert path.exists()
+
+
+def test_only_one_of_many_threads_holds_a_lock_at_a_time(tmp_path: Path) -> None:
+    inside: list[int] = []
+    most = 0
+
+    def work() -> None:
+        nonlocal most
+        for _ in range(20):
+            with file_lock(tmp_path / "lock"):
+                inside.append(1)
+                most = max(most, len(inside))
+                time.sleep(0.0002)
+                inside.pop()
+
+    threads = [threading.Thread(target=work) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_forked_worker_does_not_keep_the_lock_of_its_dead_parent(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    done = subprocess.run([sys.executable, "-c", FORK, str(path)], stdout=subprocess.PIPE, text=True, check=False)
+    worker = int(done.stdout)
+    try:
+        assert done.returncode == -signal.SIGKILL
+        os.kill(worker, 0)  # it lives
+        with file_lock(path, wait=False) as free:
+            assert free
+    finally:
+        os.kill(worker, signal.SIGKILL)
+
+
+def test_a_locked_file_is_never_seen_unlocked_and_is_gone_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    with locked_file(path, "text"):
+        assert path.read_text() == "text"
+        with file_lock(path, wait=False) as free:
+            assert not free
+        assert [entry.name for entry in tmp_path.iterdir()] == ["lease.json"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_missing_is_an_error_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="nowhere"), file_lock(tmp_path / "nowhere" / "lock"):
+        pass
+    with pytest.raises(StorageError, match="nowhere"), locked_file(tmp_path / "nowhere" / "lease", ""):
+        pass
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rlcore.models.unfinished import unfinished_folder
+from rlcore.tasks.store.scratch import announced, scratch_folder
+work, place = map(Path, sys.argv[1:])
+with scratch_folder(work) as folder, announced(work, place, ".tmp-out-"):
+    (folder / "weights").touch()
+    with unfinished_folder(place, ".tmp-out-") as begun:
+        (begun / "half").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def kill_one(work: Path, place: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(work), str(place)], check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
+def test_the_next_command_removes_what_a_killed_one_has_left(home: Home, tmp_path: Path) -> None:
+    place = tmp_path / "a [place] of mine"
+    place.mkdir()
+    (place / ".tmp-out-but-a-file").touch()
+    kill_one(home.work, place)
+    assert len([*home.work.iterdir()]) == 2
+    assert len([*place.iterdir()]) == 2
+    configure_environment(home)
+    assert [*home.work.iterdir()] == []
+    assert [path.name for path in place.iterdir()] == [".tmp-out-but-a-file"]
+
+
+def test_what_a_living_command_works_in_stays_and_is_gone_when_it_ends(home: Home, tmp_path: Path) -> None:
+    with scratch_folder(home.work) as folder, announced(home.work, tmp_path, ".tmp-x-"):
+        (tmp_path / ".tmp-x-0123abcd").mkdir()
+        remove_left(home.work)
+        assert folder.is_dir()
+        assert (tmp_path / ".tmp-x-0123abcd").is_dir()
+    assert [*home.work.iterdir()] == []
+
+
+def test_a_folder_of_a_living_process_stays_though_a_dead_one_announced_the_same(home: Home, tmp_path: Path) -> None:
+    from rlcore.models.unfinished import unfinished_folder
+
+    kill_one(home.work, tmp_path)
+    with unfinished_folder(tmp_path, ".tmp-out-") as living:
+        remove_left(home.work)
+        assert [path for path in tmp_path.iterdir() if path.name.startswith(".tmp-")] == [living]
+
+
+@pytest.fixture
+def writer() -> BackgroundWriter:
+    return BackgroundWriter()
+
+
+def test_jobs_are_done_in_their_order_by_another_thread(writer: BackgroundWriter) -> None:
+    done: list[tuple[int, int]] = []
+    for number in range(100):
+        writer.submit(lambda number=number: done.append((number, threading.get_ident())))
+    writer.wait()
+    assert [number for number, _ in done] == list(range(100))
+    (thread,) = {thread for _, thread in done}
+    assert thread != threading.get_ident()
+
+
+def test_the_caller_goes_on_while_a_job_works_and_waits_when_too_many_do(writer: BackgroundWriter) -> None:
+    may_go = threading.Event()
+    try:
+        for _ in range(MAX_WAITING):
+            writer.submit(may_go.wait)  # none of them is done before may_go
+        one_more = threading.Thread(target=partial(writer.submit, may_go.wait))
+        one_more.start()
+        one_more.join(0.2)
+        assert one_more.is_alive()
+    finally:
+        may_go.set()
+    one_more.join(LONG)
+    assert not one_more.is_alive()
+    writer.wait()
+
+
+@given(st.integers(1, 20), st.integers(0, 19))
+def test_after_a_job_that_failed_nothing_is_written_and_every_call_says_why(count: int, broken: int) -> None:
+    writer, done = BackgroundWriter(), []
+
+    def job(number: int) -> None:
+        if number == broken:
+            raise OSError("the server is gone")
+        done.append(number)
+
+    def submit_all() -> None:
+        for number in range(count):
+            writer.submit(partial(job, number))
+        writer.wait()
+
+    if broken >= count:
+        submit_all()
+        assert done == list(range(count))
+        return
+    with pytest.raises(OSError, match="the server is gone"):
+        submit_all()
+    for call in (partial(writer.submit, partial(job, -1)), writer.wait):
+        with pytest.raises(OSError, match="the server is gone"):
+            call()
+    writer.close()  # ends the thread all the same
+    assert done == list(range(broken))

@@ -32,17 +32,28 @@ from rlcore.tasks.tracking.registry import (
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 from tests.registered import ANNA, promote, register_versions, roll_back
 from tests.ssh_keys import ask_for_approvals
+from tests.tasks.homes import copy_home, new_home
 from tests.waiting import LONG
 
+Made = tuple[Home, list[ModelVersion]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, _empty_mlflow_database: Path) -> Made:
+    folder = tmp_path_factory.mktemp("versions")
+    with new_home(folder, _empty_mlflow_database) as home:
+        return home, register_versions(open_tracker(home), folder / "model", "m")
+
 
 @pytest.fixture
-def tracker(tracked_home: Home) -> Tracker:
+def versions(tracked_home: Home, made: Made) -> list[ModelVersion]:
+    copy_home(made[0], tracked_home)
+    return made[1]
+
+
+@pytest.fixture
+def tracker(tracked_home: Home, versions: list[ModelVersion]) -> Tracker:
     return open_tracker(tracked_home)
-
-
-@pytest.fixture
-def versions(tracker: Tracker, tmp_path: Path) -> list[ModelVersion]:
-    return register_versions(tracker, tmp_path / "model", "m")
 
 
 RACE = """
@@ -72,7 +83,7 @@ def aliases(tracker: Tracker) -> dict[str, int]:
     return {alias: version.version for alias, version in found.items() if version}
 
 
-def test_a_promotion_moves_the_aliases_once_and_a_repeated_one_changes_nothing(
+def test_a_repeated_promotion_changes_nothing(
     tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
 ) -> None:
     first, second, _ = versions
@@ -87,7 +98,7 @@ def test_a_promotion_moves_the_aliases_once_and_a_repeated_one_changes_nothing(
     assert read_tags(tracker, second)["promoted_over"] == "1"
 
 
-def test_a_move_that_was_killed_is_completed_by_whatever_command_comes_next(
+def test_the_next_command_ends_a_killed_move(
     tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
 ) -> None:
     first, second, third = versions
@@ -109,9 +120,7 @@ def test_a_move_that_was_killed_is_completed_by_whatever_command_comes_next(
     assert [each.subject for each in read_entries(tracked_home)] == ["m/1", "m/2", "m/3"]
 
 
-def test_where_somebody_else_moved_the_alias_no_command_moves_it(
-    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
-) -> None:
+def test_no_command_moves_a_foreign_alias(tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]) -> None:
     first, second, third = versions
     promote(tracked_home, tracker, first, over=None)
     promote(tracked_home, tracker, second, over=first)
@@ -127,9 +136,7 @@ def test_where_somebody_else_moved_the_alias_no_command_moves_it(
     assert len(read_entries(tracked_home)) == 2
 
 
-def test_a_verdict_against_a_champion_of_yesterday_moves_nothing(
-    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
-) -> None:
+def test_a_stale_decision_moves_nothing(tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]) -> None:
     first, second, third = versions
     promote(tracked_home, tracker, first, over=None)
     promote(tracked_home, tracker, second, over=first)
@@ -139,9 +146,8 @@ def test_a_verdict_against_a_champion_of_yesterday_moves_nothing(
     assert aliases(tracker) == {CHAMPION: 2, PREVIOUS: 1}
 
 
-def test_two_processes_that_promote_at_once_over_the_same_champion_end_with_one_promotion(
-    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
-) -> None:
+@pytest.mark.slow  # two processes import MLflow; a stale decision and the lock of a decision have fast tests
+def test_one_of_two_promotions_at_once_wins(tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]) -> None:
     first, *challengers = versions
     promote(tracked_home, tracker, first, over=None)
     processes = [
@@ -166,7 +172,7 @@ def test_two_processes_that_promote_at_once_over_the_same_champion_end_with_one_
     assert aliases(tracker) == {CHAMPION: winner.version, PREVIOUS: 1}
 
 
-def test_a_roll_back_returns_to_the_previous_champion_and_goes_on_to_the_one_before(
+def test_a_rollback_returns_to_the_one_before(
     tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
 ) -> None:
     first, second, third = versions
@@ -184,9 +190,7 @@ def test_a_roll_back_returns_to_the_previous_champion_and_goes_on_to_the_one_bef
     assert read_tags(tracker, third)["rolled_back"] == "rude"
 
 
-def test_a_roll_back_returns_to_the_champion_of_the_log_whatever_aliases_and_tags_say(
-    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
-) -> None:
+def test_a_rollback_follows_the_log(tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]) -> None:
     first, second, third = versions
     promote(tracked_home, tracker, first, over=None)
     promote(tracked_home, tracker, second, over=first)
@@ -321,7 +325,7 @@ def test_an_act_that_is_killed_anywhere_and_repeated_has_one_entry_and_the_right
     assert chain_errors(tracked_home) == ()
 
 
-def test_an_entry_says_who_moved_the_champion_from_where_to_where_and_by_which_verdict(
+def test_an_entry_has_actor_move_and_decision(
     tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
 ) -> None:
     first, second, _ = versions
@@ -345,7 +349,7 @@ def test_an_entry_says_who_moved_the_champion_from_where_to_where_and_by_which_v
     assert datetime.fromisoformat(moved.time) <= datetime.now(UTC)
 
 
-def test_where_the_state_directory_asks_for_approvals_no_caller_promotes_without_one(
+def test_nobody_promotes_without_an_approval(
     tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
 ) -> None:
     first, second, _ = versions
@@ -364,7 +368,7 @@ def test_where_the_state_directory_asks_for_approvals_no_caller_promotes_without
     assert read_entries(tracked_home)[-1].details["rules"] == "off"
 
 
-def test_there_is_one_candidate_and_a_change_of_the_champion_ends_its_wait(
+def test_a_new_champion_ends_a_candidates_wait(
     tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
 ) -> None:
     first, second, third = versions

@@ -1,26 +1,48 @@
+"""Registered models: files, cards, figures, and MLflow's own functions that load them."""
+
 from __future__ import annotations
 
+import dataclasses
+import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
 from mlflow import MlflowClient
 
-from rlcore.errors import ModelError
+from rlcore.models.heads import ScalarHeadModel, score_rewards
+from rlcore.models.loading import load_policy
+from rlcore.models.reward_ensemble import save_members
+from rlcore.models.reward_scale import RewardScale, RewardScales
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.mlflow_model import Cards, Package
+from rlcore.tasks.tracking.lineage import read_records
+from rlcore.tasks.tracking.mlflow_model import Cards, Package, checkpoint_in
+from rlcore.tasks.tracking.model_card import body_of, refresh_cards, write_cards
 from rlcore.tasks.tracking.registration import register_model
 from rlcore.tasks.tracking.registry import (
     ModelVersion,
     count_look,
     download_model,
     find_by_sha256,
+    find_number,
     find_version,
     set_alias,
+    set_tags,
 )
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
-from tests.registered import register_versions, sealed
+from rlcore.text.packing import TokenSequence
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import Message
+from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, make_checkpoint, our_answers
+from tests.registered import register_toy, register_versions, sealed
 
 
 @pytest.fixture
@@ -77,11 +99,6 @@ def test_a_registration_that_was_killed_is_done_again_with_what_it_had_begun(
     assert (loaded / "config.json").read_text() == '{"hidden_size": 8}'
 
 
-def test_a_model_that_is_not_registered_is_refused(tracker: Tracker, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="models:/nothing/1"):
-        download_model("models:/nothing/1", tmp_path)
-
-
 def test_a_models_figures_name_the_data_that_they_were_measured_on(tracker: Tracker, tmp_path: Path) -> None:
     path = tmp_path / "eval.parquet"
     parquet.write_table(pa.table({"prompt_id": ["a"]}), path)
@@ -98,7 +115,7 @@ def versions(tracker: Tracker, tmp_path: Path) -> list[ModelVersion]:
     return register_versions(tracker, tmp_path / "model", "m")
 
 
-def test_every_new_pair_on_the_same_data_is_a_look_and_a_repeated_one_is_not(
+def test_every_new_pair_on_some_data_is_a_look(
     tracked_home: Home, tracker: Tracker, versions: list[ModelVersion]
 ) -> None:
     def look(data: str, pair: str, name: str = "m") -> int:
@@ -115,3 +132,193 @@ def test_a_version_is_found_by_the_digest_of_its_artifact(tracker: Tracker, vers
     assert find_by_sha256(tracker, "m", versions[1].sha256) == versions[1]
     assert find_by_sha256(tracker, "m", "0" * 64) is None
     assert find_by_sha256(tracker, "other", versions[1].sha256) is None
+
+
+NAME = "tiny-v1.2-grpo"
+CARDS = Cards(model="---\nlicense: apache-2.0\n---\n# A card\n", data="# Data\n", license_id="Apache-2.0")
+
+
+@pytest.fixture(scope="module")
+def mlflow_model_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("artifact") / "model")
+
+
+@pytest.fixture
+def champion(tracker: Tracker, mlflow_model_checkpoint: Path) -> ModelVersion:
+    run = tracker.start_run("tiny", "grpo", tags={})
+    package, sha256 = sealed(mlflow_model_checkpoint, CARDS)
+    package = dataclasses.replace(package, facts={"preset": "tiny"})
+    version = register_model(run, package, name=NAME, tags={"sha256": sha256})
+    set_alias(tracker, version, "champion")
+    return version
+
+
+def files_of(home: Home) -> Path:
+    """The only model's folder in MLflow's store."""
+    (folder,) = (home.mlartifacts / "tiny" / "models").glob("*/artifacts")
+    return folder
+
+
+def test_mlflows_pipeline_answers_as_the_evaluation(champion: ModelVersion, mlflow_model_checkpoint: Path) -> None:
+    import mlflow
+
+    chat = mlflow.transformers.load_model(f"models:/{NAME}@champion")
+    found = [
+        chat(conversation(each), do_sample=False, max_new_tokens=MAX_NEW_TOKENS, return_full_text=False)
+        for each in QUESTIONS
+    ]
+    expected = our_answers(mlflow_model_checkpoint)
+    assert [each[0]["generated_text"] for each in found] == [text for _, text in expected]
+    lengths = {len(ids) for ids, _ in expected}
+    assert len(lengths) > 1  # some end with an EOS id of the generation configuration
+    assert chat.model.generation_config.eos_token_id == list(range(1, 262, 3))
+
+
+def test_pyfunc_answers_messages_greedily(champion: ModelVersion, mlflow_model_checkpoint: Path) -> None:
+    import mlflow
+
+    model = mlflow.pyfunc.load_model(f"models:/{NAME}/{champion.version}")
+    for question, (ids, text) in zip(QUESTIONS, our_answers(mlflow_model_checkpoint), strict=True):
+        (answer,) = model.predict({"messages": conversation(question), "max_tokens": MAX_NEW_TOKENS})
+        (choice,) = answer["choices"]
+        assert choice["message"] == {"role": "assistant", "content": text.lstrip()}  # MLflow strips it
+        assert answer["usage"]["completion_tokens"] == len(ids)
+        assert answer["model"] == NAME
+
+
+def test_a_version_has_cards_and_no_local_path(champion: ModelVersion, tracked_home: Home, tmp_path: Path) -> None:
+    folder = files_of(tracked_home)
+    record: dict[str, Any] = yaml.safe_load((folder / "MLmodel").read_text())
+    assert "messages" in record["signature"]["inputs"]
+    assert record["metadata"] == {"preset": "tiny", "task": "llm/v1/chat"}
+    assert record["model_id"] == champion.model_id
+    assert record["model_size_bytes"] > (folder / "model" / "model.safetensors").stat().st_size
+    assert json.loads((folder / "serving_input_example.json").read_text())["messages"]
+    assert (folder / "model_card.md").read_text() == CARDS.model
+    assert (folder / "data_card.md").read_text() == CARDS.data
+    assert "Apache-2.0" in (folder / "LICENSE.txt").read_text()
+    assert "transformers==" in (folder / "requirements.txt").read_text()
+    texts = [path.read_text() for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors"]
+    assert not [text for text in texts if "/tmp" in text or str(tmp_path) in text]
+    assert not list(folder.rglob("*.pkl"))
+
+
+def test_a_tokenizer_that_mlflow_has_put_apart_is_found(tmp_path: Path) -> None:
+    for place in ("model/config.json", "components/tokenizer/tokenizer.json"):
+        (tmp_path / place).parent.mkdir(parents=True)
+        (tmp_path / place).write_text("{}")
+    (tmp_path / "MLmodel").write_text("flavors: {}")
+    assert {path.name for path in checkpoint_in(tmp_path).iterdir()} == {"config.json", "tokenizer.json"}
+
+
+def test_mlflow_scores_as_a_reward_model(tracker: Tracker, mlflow_model_checkpoint: Path, tmp_path: Path) -> None:
+    import mlflow
+
+    folder = tmp_path / "reward_model"
+    shutil.copytree(mlflow_model_checkpoint, folder)
+    backbone = load_policy(mlflow_model_checkpoint, device=torch.device("cpu"), dtype=torch.float32)
+    scorer = ScalarHeadModel.with_random_head(backbone, torch.Generator().manual_seed(0))
+    save_members((scorer,), folder)
+    RewardScales(members=(RewardScale(shift=0.5, scale=2.0),)).save(folder)
+    run = tracker.start_run("tiny", "reward_model", tags={})
+    register_model(run, Package(checkpoint=folder, cards=CARDS), name="tiny-reward_model", tags={"sha256": "cd"})
+    model = mlflow.pyfunc.load_model("models:/tiny-reward_model/1")
+    rows = pd.DataFrame({"messages": [conversation("3+4"), conversation("1")], "completion": ["7", "#### 1"]})
+    tokenizer = ChatTokenizer.load(mlflow_model_checkpoint)
+    rendered = [
+        tokenizer.render_demonstration([Message(role="user", content=question)], answer)
+        for question, answer in (("3+4", "7"), ("1", "#### 1"))
+    ]
+    sequences = [TokenSequence(prompt_ids=prompt, completion_ids=completion) for prompt, completion in rendered]
+    expected = (score_rewards(scorer, sequences, tokens_per_microbatch=100) - 0.5) / 2.0
+    assert model.predict(rows) == pytest.approx(expected.tolist(), abs=1e-5)
+    assert model.metadata.signature.inputs.input_names() == ["messages", "completion"]
+
+
+@pytest.fixture
+def model_card_tracker(tracked_home: Home) -> Tracker:
+    register_toy(tracked_home)
+    return open_tracker(tracked_home)
+
+
+def version_of(model_card_tracker: Tracker) -> ModelVersion:
+    found = find_number(model_card_tracker, "toy-sft", "1")
+    assert found is not None
+    return found
+
+
+def description(model_card_tracker: Tracker) -> str:
+    return str(model_card_tracker.client.get_model_version("toy-sft", "1").description)
+
+
+def card_file(home: Home) -> str:
+    (path,) = home.mlartifacts.glob("toy/models/*/artifacts/model_card.md")
+    return path.read_text()
+
+
+def test_mlflows_page_shows_the_card(model_card_tracker: Tracker, tracked_home: Home) -> None:
+    shown = description(model_card_tracker)
+    for title in ("Results", "Decision", "Training data", "License", "Intended use", "Limits", "Lineage", "Training"):
+        assert f"\n## {title}\n" in shown
+    assert shown == body_of(card_file(tracked_home))
+    assert "The base model's: Apache-2.0." in shown
+    assert "`toy-sft` version 1 is the checkpoint of" in shown
+    assert 'load_model("models:/toy-sft/1")' in shown and "champion" not in shown.partition("## Decision")[0]
+
+
+def test_a_card_gets_decision_and_rollback_once(model_card_tracker: Tracker, tracked_home: Home) -> None:
+    version = version_of(model_card_tracker)
+    set_tags(
+        model_card_tracker,
+        version,
+        {"verdict": "Better by *0.2* <b>", "promoted_over": "none", "rolled_back": "too rude"},
+    )
+    refresh_cards(tracked_home, model_card_tracker, [version])
+    expected = r"Better by \*0.2\* &lt;b&gt; It became champion. It was rolled back: too rude"
+    assert expected in description(model_card_tracker)
+    assert expected in card_file(tracked_home)
+    (path,) = tracked_home.mlartifacts.glob("toy/models/*/artifacts/model_card.md")
+    path.unlink()
+    refresh_cards(tracked_home, model_card_tracker, [version])
+    assert not path.exists()
+
+
+def test_the_header_is_one_that_hubs_read(model_card_tracker: Tracker, tracked_home: Home) -> None:
+    source = f"hub:me/sums@{'a' * 40}"
+    (report,) = tracked_home.root.glob("artifacts/**/report.json")
+    report.write_text(report.read_text().replace("my|sums.jsonl", source))
+    records = read_records(tracked_home)
+    rows, sft = (next(each for each in records if each.ref.kind == kind) for kind in ("dataset", "checkpoint"))
+    inputs = {"sft": sft.ref.sha256, "rows": rows.ref.sha256}
+    settings = {"confidence": 0.95, "num_sampled_problems": 64}
+    evaluated = replace(
+        sft,
+        ref=replace(sft.ref, kind="evaluation", sha256="e" * 64),
+        ingredients={**sft.ingredients, "inputs": inputs, "config": {"evaluation": settings}},
+        metrics={
+            "eval/problems": 200.0,
+            "eval/accuracy": 0.5,
+            "eval/accuracy_low": 0.43,
+            "eval/accuracy_high": 0.57,
+            "eval/pass_at_8": 0.75,
+            "completion/length": 9.0,
+        },
+    )
+    written = write_cards(tracked_home, (*records, evaluated), sft, name="toy-sft", version=1, tags={})
+    card = ModelCard(written.model)
+    result, sampled = card.data.eval_results or []
+    assert card.data.model_name == "toy-sft"
+    assert (result.dataset_type, result.dataset_revision, result.dataset_split) == ("me/sums", "a" * 40, "held out")
+    assert (result.metric_type, result.metric_value) == ("accuracy", 0.5)
+    assert result.metric_args == {"n": 200, "interval": [0.43, 0.57], "confidence": 0.95}
+    assert (sampled.metric_type, sampled.metric_args) == ("pass_at_8", {"n": 64})
+    assert card.data.datasets == ["me/sums"]
+
+
+def test_a_long_card_is_cut_at_a_line_in_mlflows_page(model_card_tracker: Tracker, tracked_home: Home) -> None:
+    version = version_of(model_card_tracker)
+    set_tags(model_card_tracker, version, {"verdict": "long " * 900})
+    refresh_cards(tracked_home, model_card_tracker, [version])
+    assert len(description(model_card_tracker)) <= 5000
+    assert description(model_card_tracker).endswith("(The whole card is the file model_card.md of the model.)")
+    assert "## Lineage" in card_file(tracked_home)
