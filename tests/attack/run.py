@@ -125,30 +125,30 @@ ROWS = (
     Row(
         attacks="texts that make a reader of answers slow, or a pattern match for ever",
         hostile=(
-            f"{_REWARDS}/test_answers.py::test_reading_is_quick_for_any_text",
-            f"{_REWARDS}/test_math_verdicts.py::test_reading_a_quantity_is_quick_for_any_answer",
+            f"{_REWARDS}/mathematics/test_reading.py::test_reading_is_quick_for_any_text",
+            f"{_REWARDS}/mathematics/test_reading.py::test_comparing_is_quick_for_any_answer",
             f"{_REWARDS}/test_code_tests.py::test_finding_the_program_takes_linear_time",
-            f"{_REWARDS}/test_format.py::test_checking_is_quick_for_any_text",
-            f"{_REWARDS}/test_format.py::"
+            f"{_REWARDS}/test_text_rewards.py::test_checking_is_quick_for_any_text",
+            f"{_REWARDS}/test_text_rewards.py::"
             "test_a_pattern_that_backtracks_for_ever_is_cut_off_and_the_next_completions_are_judged",
         ),
     ),
     Row(
         attacks="echoes of the problem, and work that is left to do; worked-out answers",
         hostile=(
-            f"{_REWARDS}/test_math_worked_out.py::test_an_answer_that_repeats_the_problem_or_leaves_the_work_is_wrong",
-            f"{_REWARDS}/test_math_worked_out.py::test_a_number_that_is_left_to_be_worked_out_is_none",
+            f"{_REWARDS}/mathematics/test_rows.py::test_an_answer_that_repeats_the_problem_or_leaves_the_work_is_wrong",
         ),
-        sound=(f"{_REWARDS}/test_math_worked_out.py::test_a_worked_out_number_is_one_however_it_is_dressed",),
     ),
     Row(
         attacks="products in random spellings, with a wrong reference and a right one",
-        hostile=(f"{_REWARDS}/test_many_answers.py::test_thousands_of_products_are_what_multiplication_makes_of_them",),
+        hostile=(
+            f"{_REWARDS}/mathematics/test_math_reward.py::test_thousands_of_products_are_what_multiplication_makes_of_them",
+        ),
     ),
     Row(
         attacks="hostile mathematics among honest answers",
         hostile=(
-            f"{_REWARDS}/test_many_answers.py::"
+            f"{_REWARDS}/mathematics/test_math_reward.py::"
             "test_hostile_answers_among_honest_ones_are_wrong_and_cost_nobody_else_a_score",
         ),
     ),
@@ -162,7 +162,7 @@ ROWS = (
     Row(
         attacks="judges asked for their key, completions that rate themselves",
         hostile=(
-            f"{_REWARDS}/test_chat_endpoint.py::test_an_endpoint_that_echoes_the_key_brings_it_into_no_error",
+            f"{_REWARDS}/test_judge.py::test_an_endpoint_that_echoes_the_key_brings_it_into_no_error",
             f"{_REWARDS}/test_judge.py::test_a_completion_cannot_give_itself_a_mark",
             f"{_REWARDS}/test_judge.py::test_a_reply_without_one_mark_in_range_is_unscored",
         ),

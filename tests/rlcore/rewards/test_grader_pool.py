@@ -29,7 +29,7 @@ def same(name: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[GraderPool]:
-    with GraderPool("format", timeout_seconds=2.0, num_workers=2) as pool:
+    with GraderPool("format", timeout_seconds=0.5, num_workers=2) as pool:
         yield pool
 
 
