@@ -24,15 +24,8 @@ for name in sys.argv[1:]:
 print(json.dumps({"seconds": seconds, "light": light, "all": seen()}))
 """
 NEVER = {
-    "prefect",
-    "mlflow",
-    "pandera",
-    "datasets",
-    "jaxtyping",
-    "rlcore.tasks",
-    "rlcore.flows",
-    "rlcore.data_contracts",
-}
+    "prefect", "mlflow", "pandera", "datasets", "jaxtyping", "rlcore.tasks", "rlcore.flows", "rlcore.data_contracts",
+}  # fmt: skip
 LAZY = {"vllm", "ray", "peft", "bitsandbytes", "reasoning_gym", "lm_eval", "mcp"}
 
 

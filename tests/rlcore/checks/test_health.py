@@ -195,16 +195,11 @@ def test_bounds_that_mean_nothing_are_refused(section: dict[str, object]) -> Non
 # Random courses of every metric within the first bounds; lengths within the factor of two that is left between
 # any two of them.
 WITHIN = {
-    "kl/ref": st.floats(0.0, 0.5),
-    "clip/fraction": st.floats(0.0, 0.4),
-    "entropy": st.floats(0.01, 10.0),
-    "groups/zero_signal": st.floats(0.0, 0.9),
-    "completion/length": st.floats(50.0, 100.0),
-    "reward/mean": st.floats(-10.0, 10.0),
-    "eval/accuracy": st.floats(0.5, 0.6),
-    "value/explained_variance": st.floats(-0.1, 1.0),
-    "mismatch/kl": st.floats(0.0, 0.01),
-}
+    "kl/ref": st.floats(0.0, 0.5), "clip/fraction": st.floats(0.0, 0.4), "entropy": st.floats(0.01, 10.0),
+    "groups/zero_signal": st.floats(0.0, 0.9), "completion/length": st.floats(50.0, 100.0),
+    "reward/mean": st.floats(-10.0, 10.0), "eval/accuracy": st.floats(0.5, 0.6),
+    "value/explained_variance": st.floats(-0.1, 1.0), "mismatch/kl": st.floats(0.0, 0.01),
+}  # fmt: skip
 rows_within = st.lists(st.fixed_dictionaries({}, optional=WITHIN), min_size=1, max_size=12)
 
 

@@ -28,15 +28,10 @@ def test_a_turn_that_does_not_end_in_a_call_is_an_answer(turn: str) -> None:
 @pytest.mark.parametrize(
     "turn",
     [
-        "</tool>",
-        "3+4</tool>",
-        "<tool:>3+4</tool>",
-        "<tool: calculator>3+4</tool>",
-        "<tool:a>1</tool><tool:b>2</tool>",
-        "<tool:a><tool:b>2</tool>",
-        "<tool:a>1</tool></tool>",
+        "</tool>", "3+4</tool>", "<tool:>3+4</tool>", "<tool: calculator>3+4</tool>",
+        "<tool:a>1</tool><tool:b>2</tool>", "<tool:a><tool:b>2</tool>", "<tool:a>1</tool></tool>",
     ],
-)
+)  # fmt: skip
 def test_a_malformed_call_names_its_fault(turn: str) -> None:
     parsed = parse_call(turn)
     assert parsed is not None

@@ -46,29 +46,16 @@ def test_arithmetic_is_exact(expression: str, expected: str) -> None:
 @pytest.mark.parametrize(
     ("expression", "message"),
     [
-        ("", "an expression is made of"),
-        ("1/0", "division by zero"),
-        ("0**-1", "division by zero"),
-        ("5%0", "division by zero"),
-        ("3+", "no whole expression"),
-        ("(" * 99 + "1" + ")" * 99, None),
-        ("()", "an expression is made of"),
-        ("...", "Invalid literal"),
-        ("1 2", "no whole expression"),
-        ("007", "no whole expression"),
-        ("9**9**9", "an exponent is"),
-        ("99**2000", "too large"),
-        ("(2**2000)*(2**2000)", "too large"),
-        ("2**0.5", "an exponent is"),
-        ("1" * 201, "at most 200"),
-        ("__import__('os')", "an expression is made of"),
-        ("abs(1)", "an expression is made of"),
-        ("1e9", "an expression is made of"),
-        ("٣+٤", "an expression is made of"),
-        ("3+4\n+1", "an expression is made of"),
-        ("True", "an expression is made of"),
+        ("", "an expression is made of"), ("1/0", "division by zero"), ("0**-1", "division by zero"),
+        ("5%0", "division by zero"), ("3+", "no whole expression"), ("(" * 99 + "1" + ")" * 99, None),
+        ("()", "an expression is made of"), ("...", "Invalid literal"), ("1 2", "no whole expression"),
+        ("007", "no whole expression"), ("9**9**9", "an exponent is"), ("99**2000", "too large"),
+        ("(2**2000)*(2**2000)", "too large"), ("2**0.5", "an exponent is"), ("1" * 201, "at most 200"),
+        ("__import__('os')", "an expression is made of"), ("abs(1)", "an expression is made of"),
+        ("1e9", "an expression is made of"), ("٣+٤", "an expression is made of"),
+        ("3+4\n+1", "an expression is made of"), ("True", "an expression is made of"),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_arithmetic_is_an_error_for_the_policy(expression: str, message: str | None) -> None:
     if message is None:
         assert answer(expression) == "1"

@@ -147,13 +147,11 @@ def test_no_text_makes_a_parser_raise(form: str, before: str, inside: str) -> No
 @pytest.mark.parametrize(
     ("template", "name"),
     [
-        ("{% if tools %}<tool_call>{% endif %}", "hermes"),
-        ("Environment: ipython {{ tools }}", "llama3"),
-        ("[AVAILABLE_TOOLS]{{ tools }}[TOOL_CALLS]", "mistral"),
-        ("<tool_call>\n<function=name>{{ tools }}", "ours"),
+        ("{% if tools %}<tool_call>{% endif %}", "hermes"), ("Environment: ipython {{ tools }}", "llama3"),
+        ("[AVAILABLE_TOOLS]{{ tools }}[TOOL_CALLS]", "mistral"), ("<tool_call>\n<function=name>{{ tools }}", "ours"),
         ("<|im_start|>{{ message.content }}", "ours"),
     ],
-)
+)  # fmt: skip
 def test_the_format_is_that_of_the_chat_template_unless_one_is_named(template: str, name: str) -> None:
     assert format_of(template).name == name
     assert format_of(template, "mistral").name == "mistral"

@@ -132,18 +132,14 @@ def test_a_class_that_cannot_be_imported_is_named(name: str, game: str) -> None:
 @pytest.mark.parametrize(
     ("text", "named", "expected"),
     [
-        ("5", None, {"number": 5}),
-        ('{"number": 5}', None, {"number": 5}),
-        ("", {"number": 5}, {"number": 5}),
-        ("five", None, "number must be of type integer"),
-        ("5.5", None, "number must be of type integer"),
-        ("true", None, "number must be of type integer"),
-        ("", {"number": "5"}, "number must be of type integer"),
+        ("5", None, {"number": 5}), ('{"number": 5}', None, {"number": 5}), ("", {"number": 5}, {"number": 5}),
+        ("five", None, "number must be of type integer"), ("5.5", None, "number must be of type integer"),
+        ("true", None, "number must be of type integer"), ("", {"number": "5"}, "number must be of type integer"),
         ("", {}, "the argument 'number' is missing"),
         ("", {"number": 5, "secret": 1}, "there is no argument 'secret', only number"),
         ("[" * 100_000, None, "number must be of type integer"),
     ],
-)
+)  # fmt: skip
 def test_arguments_are_taken_by_name_or_as_the_one_text(
     game: str, text: str, named: Mapping[str, Any] | None, expected: Any
 ) -> None:

@@ -103,26 +103,16 @@ BODIES: Mapping[str, tuple[int, bytes]] = {
     "too large in chunks": (413, chunked(*[b"10000\r\n" + b" " * 65536 + b"\r\n"] * 80, b"0\r\n\r\n")),
 }  # fmt: skip
 OF_CHAT: Mapping[str, tuple[Any, ...]] = {
-    "model": (5, [], {}, True, None),
-    "messages": (*WRONG, None),
-    "n": (0, -1, 1.5, "2", [], [1], 10**400, 17, True),
-    "max_tokens": (0, -1, 1.5, "2", [], True, 10**400),
-    "max_completion_tokens": (0, True),
+    "model": (5, [], {}, True, None), "messages": (*WRONG, None), "n": (0, -1, 1.5, "2", [], [1], 10**400, 17, True),
+    "max_tokens": (0, -1, 1.5, "2", [], True, 10**400), "max_completion_tokens": (0, True),
     "temperature": (-0.1, 2.1, "hot", [], True),
-    "stop": ("", 5, [5], [1], [""], {}, ["x"] * 5, ["x"] * 10_000, "x" * 1001),
-    "seed": (2**70, "7", 1.5),
+    "stop": ("", 5, [5], [1], [""], {}, ["x"] * 5, ["x"] * 10_000, "x" * 1001), "seed": (2**70, "7", 1.5),
     "stream": (5, "yes", [], {}),
-    "stream_options": (0, [], {"include_usage": 1}, {"pings": True}, {"include_usage": True}),
-    "user": (5,),
-    "logprobs": (2, "yes"),
-    "top_logprobs": (21, -1, "3", 3),
-    "logit_bias": ({"50": 100},),
-    "response_format": ({"type": "json_object"},),
-    "modalities": (["text", "audio"],),
-    "functions": ([{"name": "f"}],),
-    "generation_config": ("{}",),
-    "x" * 5000: (1,),
-}
+    "stream_options": (0, [], {"include_usage": 1}, {"pings": True}, {"include_usage": True}), "user": (5,),
+    "logprobs": (2, "yes"), "top_logprobs": (21, -1, "3", 3), "logit_bias": ({"50": 100},),
+    "response_format": ({"type": "json_object"},), "modalities": (["text", "audio"],),
+    "functions": ([{"name": "f"}],), "generation_config": ("{}",), "x" * 5000: (1,),
+}  # fmt: skip
 OF_MESSAGES = {
     "content": (5, 7, True, {}, [], [5], None, [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]),
     "role": (*WRONG, None, "root", ["user"]),
@@ -154,27 +144,17 @@ VALUES: Mapping[str, tuple[int, bytes]] = {
     "token ids": (200, plain(prompt=[[1, 2], [3]], logprobs=0)),
 }
 WORDS: Mapping[str, str] = {
-    "a key twice": "duplicate key",
-    "NaN": "Out of range float",
-    "infinity": "Out of range float",
-    "5,000 digits": "invalid JSON",
-    "40 levels": "levels deep",
-    "levels": "invalid JSON",
-    "half of a pair": "surrogates not allowed",
-    "no UTF-8": "utf-8",
-    "a list": "must be a JSON object",
-    "too large": "larger than 1048576 bytes",
-    "a length and chunks": "exclude each other",
-    "model None": "model is missing",
-    "messages []": "messages is empty",
-    "n 17": "n must be an integer from 1 to 16, not 17",
-    "temperature 2.1": "a number from 0 to 2",
-    "top_logprobs 3": "needs logprobs to be true",
-    "generation_config '{}'": "generation_config is not supported",
+    "a key twice": "duplicate key", "NaN": "Out of range float", "infinity": "Out of range float",
+    "5,000 digits": "invalid JSON", "40 levels": "levels deep", "levels": "invalid JSON",
+    "half of a pair": "surrogates not allowed", "no UTF-8": "utf-8", "a list": "must be a JSON object",
+    "too large": "larger than 1048576 bytes", "a length and chunks": "exclude each other",
+    "model None": "model is missing", "messages []": "messages is empty",
+    "n 17": "n must be an integer from 1 to 16, not 17", "temperature 2.1": "a number from 0 to 2",
+    "top_logprobs 3": "needs logprobs to be true", "generation_config '{}'": "generation_config is not supported",
     "a message of role 'root'": "messages[0].role is root, not one of the roles system, developer, user, assistant",
     "a message of content None": "messages[0].content is missing",
     "a message of tool_calls [5]": "messages[0].tool_calls is not supported",
-}
+}  # fmt: skip
 HOSTILE = {**HEADS, **BODIES, **VALUES}
 
 

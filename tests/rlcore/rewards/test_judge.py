@@ -85,19 +85,10 @@ def test_a_completion_too_long_to_be_sent_is_worth_nothing(
 
 
 NO_MARKS = (
-    "",
-    "7",
-    "<rating>7</rating>",
-    "<rating 00>7</rating>",
-    "<rating #>11</rating>",
-    "<rating #>-1</rating>",
-    "<rating #>NaN</rating>",
-    "<rating #>seven</rating>",
-    "<rating #>7/10</rating>",
-    "<rating #>1e1</rating>",
-    "<rating #>7",
-    "<rating #>7</rating><rating #>3</rating>",
-)
+    "", "7", "<rating>7</rating>", "<rating 00>7</rating>", "<rating #>11</rating>", "<rating #>-1</rating>",
+    "<rating #>NaN</rating>", "<rating #>seven</rating>", "<rating #>7/10</rating>", "<rating #>1e1</rating>",
+    "<rating #>7", "<rating #>7</rating><rating #>3</rating>",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("reply", NO_MARKS)

@@ -156,19 +156,10 @@ def test_the_fields_of_the_generators_own_rows_are_let_through(dataset: str) -> 
 
 
 ATTACKS = (
-    "__import__('os').system('touch owned')",
-    "exec('1')",
-    "open('/etc/passwd').read()",
-    "().__class__",
-    "[x for x in ().__class__.__mro__]",
-    "print(24)",
-    "x.__class__",
-    "eval(1)",
-    "S('1')",
-    "[].append(1)",
-    "ab(3)",
+    "__import__('os').system('touch owned')", "exec('1')", "open('/etc/passwd').read()", "().__class__",
+    "[x for x in ().__class__.__mro__]", "print(24)", "x.__class__", "eval(1)", "S('1')", "[].append(1)", "ab(3)",
     "Integral(x, x)",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("dataset", sorted(EVALUATED_ANSWERS))

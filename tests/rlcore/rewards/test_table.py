@@ -186,13 +186,10 @@ def test_an_async_function_is_awaited_also_inside_a_running_loop(
 @pytest.mark.parametrize(
     ("function", "values"),
     [
-        ("flags", [1.0, 0.0]),
-        ("numpy_scalars", [0.5, 1.0]),
-        ("numpy_array", [2.0, 0.0]),
-        ("tensor", [2.0, 0.0]),
+        ("flags", [1.0, 0.0]), ("numpy_scalars", [0.5, 1.0]), ("numpy_array", [2.0, 0.0]), ("tensor", [2.0, 0.0]),
         ("numpy_turns", [0.25, 1.0]),
     ],
-)
+)  # fmt: skip
 def test_a_value_may_be_a_boolean_or_a_number_of_numpy_or_torch(
     make_rollout: Callable[..., Rollout], user_module: str, function: str, values: list[float]
 ) -> None:

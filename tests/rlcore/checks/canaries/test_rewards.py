@@ -238,12 +238,9 @@ def lengths(rollouts: Sequence[Rollout]) -> list[float | None]:
 
 
 SOUND_FORMATS = [
-    FormatOptions(style="boxed"),
-    FormatOptions(style="hashes"),
-    FormatOptions(style="think_answer"),
-    FormatOptions(style="tags", tags="plan, solution"),
-    FormatOptions(style="regex", pattern="a+", example="aaa"),
-]
+    FormatOptions(style="boxed"), FormatOptions(style="hashes"), FormatOptions(style="think_answer"),
+    FormatOptions(style="tags", tags="plan, solution"), FormatOptions(style="regex", pattern="a+", example="aaa"),
+]  # fmt: skip
 
 
 def test_sound_terms_pass_together(math: MathReward) -> None:

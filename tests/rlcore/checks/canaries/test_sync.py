@@ -68,13 +68,11 @@ def test_sound_syncs_pass(adapted: bool, dtype: torch.dtype, learning_rate: floa
 @pytest.mark.parametrize(
     ("kind", "adapted", "parts"),
     [
-        (Stale, False, "embedding|layer"),
-        (Stale, True, "layer"),
+        (Stale, False, "embedding|layer"), (Stale, True, "layer"),
         (LosesALayer, False, "in 1 modules: layer 1|in 2 modules: layer 1, vectors of layer 1"),
-        (LosesTheHead, False, "in 1 modules: head"),
-        (ServesTheBase, True, "layer"),
+        (LosesTheHead, False, "in 1 modules: head"), (ServesTheBase, True, "layer"),
     ],
-)
+)  # fmt: skip
 def test_weights_that_did_not_arrive_are_found_and_named(
     kind: Callable[..., NativeSampler], adapted: bool, parts: str, dtype: torch.dtype, learning_rate: float
 ) -> None:

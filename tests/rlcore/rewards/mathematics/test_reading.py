@@ -29,16 +29,12 @@ from tests.quick import within_seconds
 from tests.rows import rows_of
 
 READERS: dict[str, Callable[[str], Any]] = {
-    "last_marked_answer": last_marked_answer,
-    "final_part": final_part,
-    "last_number": last_number,
-    "clean": clean,
-    "extract_stated": extract_stated,
-    "brace_depth": brace_depth,
+    "last_marked_answer": last_marked_answer, "final_part": final_part, "last_number": last_number, "clean": clean,
+    "extract_stated": extract_stated, "brace_depth": brace_depth,
     "parse_number": lambda text: None if (number := parse_number(text)) is None else str(number.value),
     "is_evaluated": lambda text: getattr(parse_number(text), "is_evaluated", None),
     "derivation of 72": lambda text: is_valid_derivation(text, Fraction(72)),
-}
+}  # fmt: skip
 PIECES = ["\\boxed{", "\\box{", "{", "}", "\\{", "\\", "####", "\n", "<answer>", "</answer>", "5", "x", " ", "$"]
 
 ENDLESS = [
