@@ -23,7 +23,7 @@ PAGE = ROOT / "tests" / "attack" / "README.md"
 HEAD = "| attacks | tried | caught | valid inputs | false alarms | seconds | in `make test` |"
 _BOXES, _REWARDS, _MODELS = "tests/rlcore/sandbox", "tests/rlcore/rewards", "tests/rlcore/models"
 _SERVING, _AGENTS = "tests/tasks/serving", "tests/rlcore/agents"
-_SERVERS, _GATE = "tests/tasks/operations", "tests/rlcore/sampling/vllm/worker/test_gate.py"
+_SERVERS, _GATE = "tests/tasks/operations", "tests/rlcore/sampling/vllm/worker/test_worker.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +93,8 @@ ROWS = (
         attacks="programs that hurt the supervisor",
         hostile=(
             f"{_BOXES}/test_pool.py::test_half_a_surrogate_pair_comes_back_as_its_escape",
-            f"{_BOXES}/test_pool.py::test_data_that_breaks_the_tests_is_the_programs_fault",
-            f"{_BOXES}/test_pool.py::test_a_result_that_grows_past_what_tests_can_pass_on_is_the_programs_fault",
+            f"{_BOXES}/test_pool.py::test_data_that_breaks_the_tests_is_an_error_of_the_program",
+            f"{_BOXES}/test_pool.py::test_a_result_larger_than_tests_can_pass_on_is_an_error_of_the_program",
             f"{_BOXES}/test_pool.py::test_much_output_over_many_tests_is_no_failure_of_ours",
             f"{_BOXES}/test_pool.py::test_an_answer_that_takes_long_to_read_is_read_within_the_time_of_its_test",
             f"{_BOXES}/test_wire.py::test_malformed_bytes_are_refused",

@@ -42,7 +42,7 @@ def test_no_metric_is_explained_twice() -> None:
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_every_field_says_something(name: str) -> None:
+def test_every_field_is_documented(name: str) -> None:
     assert all(dataclasses.asdict(METRICS[name]).values())
 
 

@@ -310,7 +310,7 @@ def test_a_control_character_of_an_answer_is_escaped_once(play: Play) -> None:
     assert episode_lines(episode, result="")[1].endswith("  'a\\x06b'c'")
 
 
-def test_an_agent_that_fails_is_shown_with_its_last_lines_and_what_it_was_told(play: Play) -> None:
+def test_an_agent_that_fails_is_shown_with_its_last_lines_and_refusals(play: Play) -> None:
     episode = play("call([]); print('one'); 1 / 0")
     lines = episode_lines(episode, result="no score")
     assert lines[:3] == [

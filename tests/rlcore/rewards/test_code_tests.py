@@ -143,7 +143,7 @@ def test_answers_by_turns_earn_nothing(make_rollout: Callable[..., Rollout], cre
     assert [score.value for score in scores] == [0.0, 0.0, 1.0] * 3
 
 
-def test_tests_larger_than_a_message_say_so(reward: CodeReward, make_rollout: Callable[..., Rollout]) -> None:
+def test_tests_larger_than_a_message_are_an_error(reward: CodeReward, make_rollout: Callable[..., Rollout]) -> None:
     task = {"style": "stdin", "tests": [{"input": "x" * (33 << 20), "output": "1"}] * 2}
     (score,) = reward([make_rollout(fenced("print(1)"), json.dumps(task))])
     assert score.value is None

@@ -143,7 +143,7 @@ def test_equal_answers_are_judged_once_in_a_run_and_another_reference_is_another
     assert len(state.bodies) == 2
 
 
-def test_a_template_of_ones_own(
+def test_a_custom_template_is_used(
     judged: tuple[Server, str], make_rollout: Callable[..., Rollout], tmp_path: Path
 ) -> None:
     state, url = judged
@@ -226,7 +226,7 @@ def test_the_tokens_of_a_judge_are_parts_of_its_rollouts(
 
 
 @pytest.mark.parametrize("fault", ["500", "503", "429", "hang up"])
-def test_a_passing_fault_is_tried_again(
+def test_a_request_that_failed_is_tried_again(
     judged: tuple[Server, str], make_rollout: Callable[..., Rollout], fault: str
 ) -> None:
     state, url = judged
@@ -251,7 +251,7 @@ def test_a_passing_fault_is_tried_again(
         ("drip of headers", "no complete reply within "),
     ],
 )
-def test_a_fault_that_stays_leaves_the_rollout_unscored_and_is_not_remembered(
+def test_a_request_that_fails_every_time_leaves_the_rollout_unscored_and_is_not_cached(
     judged: tuple[Server, str], make_rollout: Callable[..., Rollout], fault: str, error: str
 ) -> None:
     state, url = judged

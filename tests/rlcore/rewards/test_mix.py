@@ -136,7 +136,7 @@ class Letters:
         return [scored(self.name, float(len(rollout.text))) for rollout in rollouts]
 
 
-def test_a_part_scores_the_rollouts_of_its_data_alone_and_says_nothing_of_others(
+def test_a_term_scores_the_rollouts_of_its_data_alone(
     make_rollout: Callable[..., Rollout],
 ) -> None:
     rollouts = [_of(make_rollout(text), dataset) for text, dataset in (("ab", "sums"), ("abcd", "code"), ("a", "x"))]

@@ -201,7 +201,7 @@ PRESETS = Path(__file__).parents[3] / "flows" / "presets"
 
 NOT_MADE = {"codeio", "composite"}  # one runs programs, the other needs a configuration
 
-NUM_PROBLEMS = 2
+NUM_PROBLEMS = 1
 
 SLOW_TO_MAKE = {"knight_swap", "rubiks_cube"}
 

@@ -196,7 +196,7 @@ def test_a_short_word_is_no_proof_of_a_language_and_a_formula_has_none(make_roll
         assert value(make_rollout, text, language="en", identifier="py3langid", min_words=0) in (0.0, 1.0)
 
 
-def test_without_the_library_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_message_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     open_identifier.cache_clear()
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
     with pytest.raises(ConfigError, match="pip install py3langid"):
@@ -277,7 +277,7 @@ def test_a_text_that_shows_nothing_is_the_worst_of_repetition(make_rollout: Call
     assert RepetitionReward(RepetitionOptions())([make_rollout(text)])[0].value == -1.0
 
 
-def test_the_environments_word_is_the_reward_and_without_one_nothing_is_scored() -> None:
+def test_the_reward_of_the_environment_is_taken_and_without_one_nothing_is_scored() -> None:
     prompt = Prompt(
         prompt_id="p", messages=(Message(role="user", content="?"),), token_ids=(1,), reference="", task="t"
     )

@@ -185,7 +185,7 @@ def test_any_text_is_judged_without_an_exception(text: str) -> None:
     assert is_valid_derivation(text, Fraction(1)) in (True, False)
 
 
-def test_partial_credit_goes_to_sound_work_alone_and_only_when_asked(make_rollout: Callable[..., Rollout]) -> None:
+def test_partial_credit_goes_to_valid_work_alone_and_only_when_set(make_rollout: Callable[..., Rollout]) -> None:
     texts = ["48+24 = 72\n#### 72", "48+24 = 72\n#### 27", "48+24 = 27\n#### 27", "#### 27"]
     rollouts = [make_rollout(text, "72") for text in texts]
     assert [score.value for score in MathReward(MathOptions(partial=0.5))(rollouts)] == [1.0, 0.5, 0.0, 0.0]

@@ -1,7 +1,11 @@
-"""Sums over the bits of weights: equal for the same numbers however they are laid out, and for no others."""
+"""The worker in the server: who may ask it, what it receives, and the checksums of what it holds."""
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from rlcore.config import LoraConfig
+from rlcore.config import EngineConfig, LoraConfig
 from rlcore.models.lora import MergedState, add_lora
+from rlcore.sampling.vllm.client import Address
+from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, command
 from rlcore.sampling.vllm.weights import adapter_checksums, differing_parts
 from rlcore.sampling.vllm.worker.checksums import (
     NUM_COLUMNS,
@@ -22,9 +28,11 @@ from rlcore.sampling.vllm.worker.checksums import (
     part_of,
     state_checksums,
 )
+from rlcore.sampling.vllm.worker.gate import TOKEN, Gate
 from tests import strategies
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
 GOLDEN = 3932143167874224356
 
 
@@ -64,7 +72,7 @@ def test_the_sum_of_one_is_the_same_wherever_it_is_computed() -> None:
     assert bit_checksum(torch.tensor([1.0])) == bit_checksum(torch.tensor([0.0, 1.0])) == GOLDEN
 
 
-def test_the_engines_names_and_the_checkpoints_say_the_same_part() -> None:
+def test_names_of_the_engine_and_the_checkpoint_are_of_one_part() -> None:
     for names in (
         ("model.layers.12.self_attn.q_proj.weight", "model.layers.12.self_attn.qkv_proj.base_layer.weight"),
         ("lm_head.weight", "lm_head.weight"),
@@ -201,3 +209,108 @@ def test_an_adapter_is_compared_as_vllm_keeps_it(dtype: torch.dtype) -> None:
     state = MergedState(policy)
     differing = differing_parts(found, state, is_adapter=True, dtype=dtype, seed=3)
     assert differing == ["adapter of layer 0", "adapter of layer 1"]  # of one module of seven alone
+
+
+KNOWN = b"Bearer planted-token"
+
+
+def answered(kind: str, *headers: tuple[bytes, bytes]) -> tuple[bool, list[dict[str, Any]]]:
+    """Return True if the application behind the gate was reached, and what was sent to the client."""
+    reached, sent = [], list[dict[str, Any]]()
+
+    async def app(*_: Any) -> None:
+        reached.append(True)
+
+    async def receive() -> dict[str, Any]:
+        return {}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    asyncio.run(Gate(app)({"type": kind, "path": "/collective_rpc", "headers": list(headers)}, receive, send))
+    return bool(reached), sent
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN, "planted-token")
+
+
+def test_the_trainer_and_the_servers_own_start_are_let_through() -> None:
+    assert answered("http", (b"host", b"x"), (b"authorization", KNOWN)) == (True, [])
+    assert answered("websocket", (b"authorization", KNOWN)) == (True, [])
+    assert answered("lifespan") == (True, [])
+
+
+@pytest.mark.parametrize("header", [b"", b"Bearer", b"Bearer ", b"Bearer other", b"planted-token", KNOWN + b"x"])
+def test_anybody_else_is_refused(header: bytes) -> None:
+    reached, sent = answered("http", (b"authorization", header))
+    assert (reached, sent[0]["status"]) == (False, 401)
+    assert answered("websocket", (b"authorization", header)) == (False, [{"type": "websocket.close", "code": 1008}])
+    assert answered("http")[0] is False
+
+
+def test_without_a_token_no_server_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(TOKEN)
+    with pytest.raises(KeyError):
+        answered("http")
+
+
+# vLLM's modules, as far as the worker reads them when it is imported, and vLLM's way to find the class.
+VLLM = """
+class WeightTransferEngine: ...
+class WeightTransferEngineFactory:
+    names = []
+    register_engine = classmethod(lambda cls, name, engine: cls.names.append(name))
+"""
+
+BASE = "class WeightTransferInitInfo: ...\nclass WeightTransferUpdateInfo: ..."
+
+FIND = """
+import importlib, sys
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+module, _, name = sys.argv[1].rpartition(".")
+found = getattr(importlib.import_module(module), name)
+print(found.__name__, *WeightTransferEngineFactory.names, "with" if "rlcore" in sys.modules else "without", "rlcore")
+"""
+
+
+@pytest.fixture
+def vllm(tmp_path: Path) -> Path:
+    """A folder with those modules."""
+    package = tmp_path / "site" / "vllm" / "distributed" / "weight_transfer"
+    package.mkdir(parents=True)
+    for folder in (package.parent.parent, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "__init__.py").write_text(VLLM, encoding="utf-8")
+    (package / "base.py").write_text(BASE, encoding="utf-8")
+    return tmp_path / "site"
+
+
+def found(name: str, cwd: Path, *folders: Path) -> str:
+    """Return vLLM's lookup of a worker class in an interpreter that sees these folders."""
+    path = ":".join(str(folder) for folder in folders)
+    environment = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", FIND, name], env=environment, cwd=cwd, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_a_servers_folder_holds_the_worker_that_its_command_names_and_rlcore_is_not_needed(
+    checkpoint: Path, vllm: Path, tmp_path: Path
+) -> None:
+    spec = ServerSpec(
+        model=checkpoint,
+        weight_dir=tmp_path,
+        config=EngineConfig(kind="vllm", python="true"),
+        dtype="float32",
+        max_model_len=128,
+        max_concurrent=1,
+    )
+    line = command(spec, "python", Address("127.0.0.1", 1))
+    server = ServerProcess(spec)
+    name = line[line.index("--worker-extension-cls") + 1]
+    said = found(name, tmp_path, server.folder, vllm)
+    server.stop()
+    assert said == "WeightReceiver shared_memory gloo without rlcore"
