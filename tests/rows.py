@@ -11,3 +11,8 @@ def rows_of(test: str, table: str) -> list[dict[str, Any]]:
     """Return the rows of a table of the test file ``test``."""
     text = (Path(test).parent / "rows" / f"{table}.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
+
+
+def cases(test: str, table: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a table as cases of ``pytest.mark.parametrize``; ``why`` is for the reader."""
+    return [tuple(value for name, value in row.items() if name != "why") for row in rows_of(test, table)]

@@ -20,6 +20,7 @@ from rlcore.environments.environment import import_environment, to_text, wrap_en
 from rlcore.environments.environment_pool import EnvironmentPool
 from rlcore.errors import ConfigError
 from rlcore.types import Message, Prompt
+from tests.rows import cases
 from tests.waiting import LONG
 
 PROMPT = Prompt(prompt_id="p", messages=(Message(role="user", content="go"),), token_ids=(3,), reference="", task="")
@@ -70,27 +71,7 @@ def asked(parameters: object, arguments: Mapping[str, Any]) -> str:
     return answer.text
 
 
-@pytest.mark.parametrize(
-    ("parameters", "arguments", "answer"),
-    [
-        ({"properties": {"y": True}}, {"y": [1]}, "{'y': [1]}"),
-        ({"properties": {"y": False}}, {"y": 1}, "error: move: y must be left out"),
-        ({"properties": {"y": {}}}, {"y": None}, "{'y': None}"),
-        ({"properties": {"y": {"$ref": "#/$defs/A"}}, "$defs": {"A": 7}}, {"y": {}}, "{'y': {}}"),
-        ({"properties": {"y": {"type": ["null", "string"]}}}, {"y": 4}, "y must be of type null or string"),
-        ({"properties": {"y": {"oneOf": [{"type": "null"}, False]}}}, {"y": 4}, "must be of type something else"),
-        ({"properties": {"y": {"items": False}}}, {"y": [4]}, "must be of type something else"),
-        ({"properties": {"y": {"items": [{"type": "null"}]}}}, {"y": [4]}, "{'y': [4]}"),
-        ({"properties": {"y": {"type": "file"}}}, {"y": True}, "{'y': True}"),
-        ({"required": ["z"]}, {"z": 4}, "{'z': 4}"),
-        ({"required": ["z"]}, {}, "the argument 'z' is missing"),
-        ({"additionalProperties": {}}, {"z": 4}, "{'z': 4}"),
-        ({"additionalProperties": {"type": "null"}}, {"z": 4}, "z must be of type null"),
-        ({"additionalProperties": False}, {"z": 4}, "there is no argument 'z'"),
-        ({"$ref": "#/$defs/A"}, {"z": 4}, "{'z': 4}"),
-        ({"type": ["object", "null"]}, {}, "{}"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("parameters", "arguments", "answer"), cases(__file__, "every_schema_that_json"))
 def test_every_schema_that_json_schema_knows_can_be_called(
     parameters: object, arguments: Mapping[str, Any], answer: str
 ) -> None:

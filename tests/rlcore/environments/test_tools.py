@@ -26,6 +26,7 @@ from rlcore.sandbox.base import DEFAULT_LIMITS, ResourceLimits, RunResult, RunSt
 from rlcore.sandbox.pool import SandboxPool
 from tests.quick import within_seconds
 from tests.rlcore.sandbox.conftest import require_bubblewrap
+from tests.rows import cases
 from tests.waiting import LONG
 
 
@@ -36,26 +37,7 @@ def answer(expression: str) -> str:
     return output.text
 
 
-@pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        ("3+4", "7"),
-        (" 12 * (3 + 4) ", "84"),
-        ("123*456", "56088"),
-        ("0.1+0.2", "0.3"),  # a float would give 0.30000000000000004
-        ("1/3", "1/3"),
-        ("-7/2", "-3.5"),
-        ("-7//2", "-4"),
-        ("-7%3", "2"),
-        ("2**10", "1024"),
-        ("2**-2", "0.25"),
-        ("--2", "2"),
-        ("+.5", "0.5"),
-        ("0**0", "1"),
-        ("1/1024", "0.0009765625"),
-        ("9007199254740993", "9007199254740993"),  # 2^53 + 1, which no float holds
-    ],
-)
+@pytest.mark.parametrize(("expression", "expected"), cases(__file__, "arithmetic_is_exact"))
 def test_arithmetic_is_exact(expression: str, expected: str) -> None:
     assert answer(expression) == expected
 

@@ -24,6 +24,7 @@ from rlcore.rewards.mix import term_statistics
 from rlcore.types import Rollout, Score
 from tests.judge_server import Server, by_length, make_judge, nonce_of, serving
 from tests.quick import within_seconds
+from tests.rows import cases
 from tests.waiting import LONG, given_time
 
 
@@ -235,22 +236,7 @@ def test_a_request_that_failed_is_tried_again(
     assert len(state.bodies) == 2
 
 
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    [
-        ("500", "status 500"),
-        ("401", "refused with status 401"),
-        ("307", "refused with status 307"),  # no redirect is followed
-        ("garbage", "not a chat completion"),
-        ("list", "not a chat completion"),
-        ("empty", "not a chat completion"),
-        ("null", "has no text"),
-        ("huge", "larger than 1 MiB"),
-        ("hang up", "is unreachable"),
-        ("drip", "no complete reply within "),
-        ("drip of headers", "no complete reply within "),
-    ],
-)
+@pytest.mark.parametrize(("fault", "error"), cases(__file__, "request_that_fails_every"))
 def test_a_request_that_fails_every_time_leaves_the_rollout_unscored_and_is_not_cached(
     judged: tuple[Server, str], make_rollout: Callable[..., Rollout], fault: str, error: str
 ) -> None:
