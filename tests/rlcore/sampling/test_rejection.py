@@ -1,4 +1,4 @@
-"""Which answers become demonstrations, and which prompts are drawn by their pass rate."""
+"""Choice of the answers that become demonstrations, and of prompts by their pass rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What isolates a program: the image, the system calls that are allowed, and the self-test."""
+"""Isolation of a program: the image, the system calls that are allowed, and the self-test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What programs answer: the wire, tests of a task, equal outputs, and right programs of the page."""
+"""The wire of program answers, tests of a task, equal outputs, and right programs of the page."""
 
 from __future__ import annotations
 
