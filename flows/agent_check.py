@@ -48,7 +48,7 @@ def run_agent_check(home: Home, preset: str, overrides: Sequence[str], *, stage:
     if trained := [each for each in missing if each in config.stages]:
         raise ConfigError(
             f"stages.{name} needs {trained[0]}, which has no result yet",
-            where=f"preset {preset}",
+            where=preset,
             fix=f"rlcore run {preset} first, or check with the base: --set stages.{name}.init_from=base",
         )
     if missing:

@@ -411,19 +411,21 @@ class KeptRows:
         sketched[names] = lengths.astype(int)
         sketched["prompt_hash"] = state.prompts[places[chosen]]
         if self._group_column:
-            sketched[GROUP] = [_group(row, self._group_column) for row in own]
+            sketched[GROUP] = [self._group(row) for row in own]
         self._sketched.append(sketched)
 
-
-def _group(row: dict[str, Any], column: str) -> str:
-    """Return the document of a row, which a column of the contract or of the source names."""
-    value = row[column] if column in row else json.loads(row.get("columns") or "{}").get(column)
-    if value is None:
+    def _group(self, row: dict[str, Any]) -> str:
+        if (value := group_of(row, self._group_column)) is not None:
+            return str(value)
         raise ContractError(
-            f"group_column = {column!r}: a row has no such value",
+            f"group_column = {self._group_column!r}: a row has no such value",
             fix=f"name a column that every row has: {', '.join(sorted(row))}, or one of the source of prompts",
         )
-    return str(value)
+
+
+def group_of(row: Mapping[str, Any], column: str) -> Any:
+    """Return the document of a row, which a column of the contract or of the source names; None if neither has it."""
+    return row[column] if column in row else json.loads(row.get("columns") or "{}").get(column)
 
 
 def sketched_rows(state: DatasetState) -> Mask:

@@ -72,7 +72,7 @@ _TRAIN, _MODELS, _INSPECT, _OPERATE = map(Group.create_ordered, ("Train", "Model
 for _group, _commands in (
     (_TRAIN, (runs.run, runs.plan, runs.retrain, validate.validate)),
     (_MODELS, (runs.promote, models.rollback, delivery.export, delivery.serve)),
-    (_MODELS, (models.lineage, models.rows, models.remember, models.reproduce)),
+    (_MODELS, (models.lineage, models.reproduce)),
     (_INSPECT, (show.show, settings.config, servers.ui, machine.doctor)),
     (_INSPECT, (agents.agent_check,)),
     (_OPERATE, (approval.approve, approval.reject, approval.audit)),

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from rlcore.errors import ConfigError
 from rlcore.flows.cli.parameters import Model, open_home
 
 
@@ -34,14 +35,32 @@ def rollback(
     return 0
 
 
-def lineage(model: Model, /) -> int:
-    """Show the lineage of a registered model down to the raw rows, and write it as an SVG file.
+def lineage(
+    model: Annotated[str, Parameter(help="A registered model: tiny-grpo@champion or tiny-grpo/3.")] = "",
+    /,
+    *,
+    rows: Annotated[Path | None, Parameter(help='Rows as a dataset has them, or {"prompt": "…"} a line.')] = None,
+) -> int:
+    """Show the lineage of a registered model down to the raw rows, or the models that descend from rows.
+
+    A model's lineage is also written as an SVG file. With `--rows`, each dataset snapshot that holds one of the rows is
+    shown with its models; the exit code is 1 if none holds one. Two rows are the same if their prompts are, without
+    case, blanks and system prompts.
 
     ```
     rlcore lineage tiny-grpo@champion
+    rlcore lineage --rows request.jsonl
     ```
     """
+    if bool(model) == (rows is not None):
+        raise ConfigError("lineage needs a model, or --rows with a file", fix="rlcore lineage tiny-grpo@champion")
     home = open_home(reads=True)
+    if rows is not None:
+        from rlcore.tasks.operations.rows import find_rows
+
+        num_found, lines = find_rows(home, rows)
+        sys.stdout.write("\n".join(lines) + "\n")
+        return 0 if num_found else 1
     from rlcore.tasks.report.lineage_picture import draw
     from rlcore.tasks.tracking.lineage import find_lineage, tree_text
 
@@ -50,44 +69,6 @@ def lineage(model: Model, /) -> int:
     picture = home.root / f"lineage-{tags['name']}-{tags['version']}.svg"
     draw(root, picture)
     sys.stdout.write(f"picture: {picture}\n")
-    return 0
-
-
-def rows(
-    file: Annotated[Path, Parameter(help='Rows as a dataset has them, or {"prompt": "…"} a line.')],
-    /,
-) -> int:
-    """Show which dataset snapshots hold the rows of a file, and which registered models descend from them.
-
-    Two rows are the same if their prompts are, without case, blanks and system prompts. The exit code is 1 if no
-    snapshot holds one.
-
-    ```
-    rlcore rows request.jsonl
-    ```
-    """
-    home = open_home(reads=True)
-    from rlcore.tasks.operations.rows import find_rows
-
-    num_found, lines = find_rows(home, file)
-    sys.stdout.write("\n".join(lines) + "\n")
-    return 0 if num_found else 1
-
-
-def remember(model: Model, /) -> int:
-    """Write the record of a registered model's training data if MLflow lost it or never had it.
-
-    Retraining compares new data with this record. Registration writes it.
-
-    ```
-    rlcore remember tiny-grpo@champion
-    ```
-    """
-    home = open_home(reads=True)
-    from rlcore.tasks.run.retrain import remember as write_account
-
-    kept = write_account(home, model)
-    sys.stdout.write(f"{model}: MLflow has a record of {', '.join(kept) or 'no data'}\n")
     return 0
 
 

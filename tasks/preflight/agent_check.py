@@ -45,8 +45,9 @@ def agent_stage(config: RunConfig, stage: str) -> str:
     known = [name for name, each in config.stages.items() if (own := sampling_of(each)) and own.agent]
     if not known or stage not in ("", *known):
         raise ConfigError(
-            f"stages.{stage} has no agent" if stage else "no stage has an agent",
-            where=f"preset {config.name}",
+            f"stages.{stage} of the preset {config.name} has no agent"
+            if stage
+            else f"no stage of the preset {config.name} has an agent",
             fix=f"name one of {', '.join(known)}" if known else "add a table stages.<name>.sampling.agent",
         )
     return stage or known[0]

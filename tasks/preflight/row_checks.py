@@ -12,6 +12,7 @@ from typing import Any
 from rlcore.data_contracts.adapters.expressions import describe_missing
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.errors import LEFT_OUT, ContractError, RowError
+from rlcore.data_contracts.gate.data_gate import group_of
 from rlcore.data_contracts.gate.reading import Items, Source, Wanted
 from rlcore.data_contracts.gate.records import Quarantined, SourceRow, canonical_row
 from rlcore.data_contracts.gate.row_rules import RowCheckConfig, check_rows
@@ -41,8 +42,8 @@ _STAND_INS: tuple[Any, ...] = ("", 1, [], [{"role": "user", "content": "a"}], {}
 class Trial:
     """Tried lines of a file: their number, refused ones with True if one refuses the dataset; ``is_all``: no more.
 
-    ``is_divided``: rows name their side. ``columns``: those of the source. ``swapped``: a question and its reference,
-    if they seem to be swapped.
+    ``is_divided``: rows name their side. ``columns``: those of the source. ``is_grouped``: each row names its document,
+    or need not. ``swapped``: a question and its reference, if they seem to be swapped.
     """
 
     num_lines: int
@@ -50,6 +51,7 @@ class Trial:
     refused: Sequence[tuple[Quarantined, bool]]
     is_all: bool
     columns: Collection[str]
+    is_grouped: bool
     swapped: tuple[str, str] | None
 
     @cached_property
@@ -82,7 +84,12 @@ def tried(
     lines, unknown = list(_reasons(key, trial, stream)), list(_unknown_columns(key, data, trial))
     notes = [] if trial.is_all else [f"warning: {line}" for line in unknown]
     notes += _swap_warning(key, trial)
-    errors = unknown if trial.is_all else []
+    errors = [*unknown] if trial.is_all else []
+    if not trial.is_grouped:
+        errors = [
+            *errors,
+            f"{key}.group_column: a row has no value of {data.mapping.group_column!r}; name another column",
+        ]
     share = len({one.origin.line for one, _ in trial.refused}) / trial.num_lines
     is_fatal = any(is_fatal for _, is_fatal in trial.refused)
     if is_fatal or share > (data.max_quarantined if trial.is_all else 0.5):
@@ -99,13 +106,15 @@ def _trial(
     limit = data.max_tokens if tokens else ANY_LENGTH
     refused: list[tuple[Quarantined, bool]] = []
     known: dict[str, bytes] = {}
-    is_divided, is_left, asked = False, False, list[tuple[str, str]]()
+    is_divided, is_left, is_grouped, asked = False, False, True, list[tuple[str, str]]()
+    group = data.mapping.group_column
     with reference_screen(data, graders)() as screen:
         terms = RowCheckConfig(max_tokens=limit, is_exact=is_exact(data), screen=screen)
         for batch in replace(stream, source=source).batches():
             refused += [(one, one.reason.startswith(LEFT_OUT)) for one in batch.rejected]
             is_divided |= any("split" in row for row in batch.rows)
             is_left |= bool(batch.rows)
+            is_grouped &= not group or all(group_of(row, group) is not None for row in batch.rows)
             asked += [pair for row in batch.rows if all(map(str.strip, pair := _question_and_reference(row)))]
             meter = token_meter(tokens or NO_TOKENIZER)
             checked = check_rows(batch, contract, terms, meter=meter, where=data.path).refused
@@ -118,6 +127,7 @@ def _trial(
         refused=refused,
         is_all=not counted["more"],
         columns=columns,
+        is_grouped=is_grouped,
         swapped=asked[0] if data.contract == "prompts" and _are_swapped(asked) else None,
     )
 

@@ -78,8 +78,7 @@ class RunConfig:
         if not isinstance(found, kind):
             known = [each for each, stage in self.stages.items() if isinstance(stage, kind)]
             raise ConfigError(
-                f"the preset has no such stage {name!r}",
-                where=f"preset {self.name}",
+                f"the preset {self.name} has no stage {name!r} of this kind",
                 fix=f"name one of {', '.join(known) or 'none: add one under [stages]'}",
             )
         return found
@@ -93,8 +92,8 @@ class RunConfig:
         found = getattr(self, name)
         if not isinstance(found, kind):
             raise ConfigError(
-                f"the preset has no section [{name}]",
-                where=where or f"preset {self.name}",
+                f"the preset {self.name} has no section [{name}]",
+                where=where,
                 fix=f"add [{name}]; presets that have it are in flows/presets",
             )
         return found

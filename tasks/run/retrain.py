@@ -6,13 +6,14 @@ promotion accepts data, a rejection does not, and a rollback withdraws the accep
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlcore.data_contracts.text import prompt_hash
-from rlcore.errors import DataError
+from rlcore.errors import DataError, RlcoreError, StorageError
 from rlcore.tasks.keys.cache_keys import key_of, without_outcome
 from rlcore.tasks.run.pages import page_folder
 from rlcore.tasks.store.artifacts import ArtifactRef
@@ -31,12 +32,13 @@ from rlcore.tasks.tracking.past import (
     read_past,
     write_past,
 )
-from rlcore.tasks.tracking.registry import ModelVersion, find_number
-from rlcore.tasks.tracking.runs import open_tracker
+from rlcore.tasks.tracking.registry import ModelVersion
+from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
 if TYPE_CHECKING:
     import pandas as pd
 
+logger = logging.getLogger(__name__)
 Result = Literal["unchanged", "judged"]
 
 
@@ -53,10 +55,46 @@ class Retraining:
 def lineage_of(home: Home, champion: ModelVersion) -> ChampionLineage:
     """Return the inputs of the champion from its record in MLflow.
 
+    A missing or damaged record is written again if this state directory still has what it is made from.
     Raises:
-        DataError: the record is missing or damaged.
+        DataError: the record is missing or damaged, and cannot be made again.
     """
-    return read_past(home, open_tracker(home), champion)
+    tracker = open_tracker(home)
+    try:
+        return read_past(home, tracker, champion)
+    except StorageError as error:
+        name = f"{champion.name}/{champion.version}"
+        try:
+            _write_past_again(home, tracker, champion)
+        except RlcoreError as gone:
+            raise DataError(
+                f"the record of the training data of {name} cannot be read ({error.what}), nor made again "
+                f"({gone.what}), so nothing can be compared with it",
+                where=f"MLflow, {PAST}/ of {name}",
+                fix="retrain in the state directory that trained it, or restore its datasets there from a backup",
+            ) from error
+        logger.warning("the record of the training data of %s was written again: %s", name, error.what)
+        return read_past(home, tracker, champion)
+
+
+def _write_past_again(home: Home, tracker: Tracker, champion: ModelVersion) -> None:
+    """Write the record of a version from this state directory.
+
+    Raises:
+        ModelError: this state directory did not make the version.
+        DataError: its training data are gone.
+    """
+    tags, _ = find_lineage(home, f"{champion.name}/{champion.version}")
+    records = read_records(home)
+    record = record_of(tags, records)
+    assert record is not None  # its lineage was just found
+    with scratch_folder(home.work) as temporary:
+        folder = temporary / PAST
+        digest = note_past(home, records, record, folder)
+        kept = read_json(folder / "past.json")["datasets"]
+        if gone := sorted(_named(tags.get("data", "")).items() - kept.items()):
+            raise DataError(f"its data are gone: {', '.join(f'{name} {sha}' for name, sha in gone)}")
+        add_past(tracker, champion, folder, digest)
 
 
 def note_past(home: Home, records: tuple[Record, ...], record: Record, folder: Path) -> str:
@@ -84,33 +122,6 @@ def _prompts_of(snapshot: Path) -> pd.DataFrame:
     columns = read_column(snapshot / "train.parquet", "messages")
     found = {prompt_hash(messages)[:SEEN_DIGITS] for some in columns for messages in some}
     return pd.DataFrame({"prompt": sorted(found)})
-
-
-def remember(home: Home, model: str) -> tuple[str, ...]:
-    """Write the missing record of a version from this state directory; return the stages whose data it names.
-
-    Raises:
-        ModelError: there is no such version, or this state directory did not make it.
-        DataError: its training data are gone.
-    """
-    tags, _ = find_lineage(home, model)
-    tracker, records = open_tracker(home), read_records(home)
-    version = find_number(tracker, tags["name"], tags["version"])
-    record = record_of(tags, records)
-    assert version is not None and record is not None  # both were just read
-    with scratch_folder(home.work) as temporary:
-        folder = temporary / PAST
-        digest = note_past(home, records, record, folder)
-        kept = read_json(folder / "past.json")["datasets"]
-        own = _named(tags.get("data", ""))
-        if gone := sorted(own.items() - kept.items()):
-            raise DataError(
-                f"the data that {model} was trained on are gone: {', '.join(f'{name} {sha}' for name, sha in gone)}",
-                where=str(home.artifacts / "dataset"),
-                fix="restore these folders from a backup or another state directory, then rerun the command",
-            )
-        add_past(tracker, version, folder, digest)
-    return tuple(kept)
 
 
 def _named(text: str) -> dict[str, str]:

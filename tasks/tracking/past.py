@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlcore.errors import DataError, StorageError
+from rlcore.errors import StorageError
 from rlcore.tasks.store.artifacts import file_errors, file_sha256
 from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import Home
@@ -60,22 +60,13 @@ def read_past(home: Home, tracker: Tracker, version: ModelVersion) -> ChampionLi
     """Download the record of a version into the folder ``past``, by the digests of its datasets, and return it.
 
     Raises:
-        DataError: it is missing or damaged; the error names the command that writes one.
+        StorageError: it is missing or damaged.
     """
     digest = read_tags(tracker, version).get(PAST)
-    try:
-        if digest is None:
-            raise StorageError("it has none")
-        with scratch_folder(home.work) as temporary:
-            return _taken_up(home, _downloaded(version, temporary), digest)
-    except StorageError as error:
-        name = f"{version.name}/{version.version}"
-        raise DataError(
-            f"the record of the training data of {name} cannot be read, so nothing can be compared with it: "
-            f"{error.what}",
-            where=f"MLflow, {PAST}/ of {name}",
-            fix=f"run `rlcore remember {name}` in the state directory that trained it, which still has the data",
-        ) from error
+    if digest is None:
+        raise StorageError("it has none")
+    with scratch_folder(home.work) as temporary:
+        return _taken_up(home, _downloaded(version, temporary), digest)
 
 
 def _downloaded(version: ModelVersion, folder: Path) -> Path:

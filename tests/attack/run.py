@@ -23,7 +23,7 @@ PAGE = ROOT / "tests" / "attack" / "README.md"
 HEAD = "| attacks | tried | caught | valid inputs | false alarms | seconds | in `make test` |"
 _BOXES, _REWARDS, _MODELS = "tests/rlcore/sandbox", "tests/rlcore/rewards", "tests/rlcore/models"
 _SERVING, _AGENTS = "tests/tasks/serving", "tests/rlcore/agents"
-_SERVERS, _GATE = "tests/tasks/operations", "tests/rlcore/sampling/vllm/worker/test_gate.py"
+_SERVERS, _GATE = "tests/tasks/operations", "tests/rlcore/sampling/vllm/worker/test_worker.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,8 +93,8 @@ ROWS = (
         attacks="programs that hurt the supervisor",
         hostile=(
             f"{_BOXES}/test_pool.py::test_half_a_surrogate_pair_comes_back_as_its_escape",
-            f"{_BOXES}/test_pool.py::test_data_that_breaks_the_tests_is_the_programs_fault",
-            f"{_BOXES}/test_pool.py::test_a_result_that_grows_past_what_tests_can_pass_on_is_the_programs_fault",
+            f"{_BOXES}/test_pool.py::test_data_that_breaks_the_tests_is_an_error_of_the_program",
+            f"{_BOXES}/test_pool.py::test_a_result_larger_than_tests_can_pass_on_is_an_error_of_the_program",
             f"{_BOXES}/test_pool.py::test_much_output_over_many_tests_is_no_failure_of_ours",
             f"{_BOXES}/test_pool.py::test_an_answer_that_takes_long_to_read_is_read_within_the_time_of_its_test",
             f"{_BOXES}/test_wire.py::test_malformed_bytes_are_refused",
@@ -125,30 +125,30 @@ ROWS = (
     Row(
         attacks="texts that make a reader of answers slow, or a pattern match for ever",
         hostile=(
-            f"{_REWARDS}/test_answers.py::test_reading_is_quick_for_any_text",
-            f"{_REWARDS}/test_math_verdicts.py::test_reading_a_quantity_is_quick_for_any_answer",
+            f"{_REWARDS}/mathematics/test_reading.py::test_reading_is_quick_for_any_text",
+            f"{_REWARDS}/mathematics/test_reading.py::test_comparing_is_quick_for_any_answer",
             f"{_REWARDS}/test_code_tests.py::test_finding_the_program_takes_linear_time",
-            f"{_REWARDS}/test_format.py::test_checking_is_quick_for_any_text",
-            f"{_REWARDS}/test_format.py::"
+            f"{_REWARDS}/test_text_rewards.py::test_checking_is_quick_for_any_text",
+            f"{_REWARDS}/test_text_rewards.py::"
             "test_a_pattern_that_backtracks_for_ever_is_cut_off_and_the_next_completions_are_judged",
         ),
     ),
     Row(
         attacks="echoes of the problem, and work that is left to do; worked-out answers",
         hostile=(
-            f"{_REWARDS}/test_math_worked_out.py::test_an_answer_that_repeats_the_problem_or_leaves_the_work_is_wrong",
-            f"{_REWARDS}/test_math_worked_out.py::test_a_number_that_is_left_to_be_worked_out_is_none",
+            f"{_REWARDS}/mathematics/test_rows.py::test_an_answer_that_repeats_the_problem_or_leaves_the_work_is_wrong",
         ),
-        sound=(f"{_REWARDS}/test_math_worked_out.py::test_a_worked_out_number_is_one_however_it_is_dressed",),
     ),
     Row(
         attacks="products in random spellings, with a wrong reference and a right one",
-        hostile=(f"{_REWARDS}/test_many_answers.py::test_thousands_of_products_are_what_multiplication_makes_of_them",),
+        hostile=(
+            f"{_REWARDS}/mathematics/test_math_reward.py::test_thousands_of_products_are_what_multiplication_makes_of_them",
+        ),
     ),
     Row(
         attacks="hostile mathematics among honest answers",
         hostile=(
-            f"{_REWARDS}/test_many_answers.py::"
+            f"{_REWARDS}/mathematics/test_math_reward.py::"
             "test_hostile_answers_among_honest_ones_are_wrong_and_cost_nobody_else_a_score",
         ),
     ),
@@ -162,7 +162,7 @@ ROWS = (
     Row(
         attacks="judges asked for their key, completions that rate themselves",
         hostile=(
-            f"{_REWARDS}/test_chat_endpoint.py::test_an_endpoint_that_echoes_the_key_brings_it_into_no_error",
+            f"{_REWARDS}/test_judge.py::test_an_endpoint_that_echoes_the_key_brings_it_into_no_error",
             f"{_REWARDS}/test_judge.py::test_a_completion_cannot_give_itself_a_mark",
             f"{_REWARDS}/test_judge.py::test_a_reply_without_one_mark_in_range_is_unscored",
         ),

@@ -1,21 +1,27 @@
-"""The program of an agent: its folder, environment and task, a function instead of a command, and the sandbox."""
+"""The program of an agent and its processes: its folder, task and sandbox, and that all ends with it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from rlcore.agents import program as programs
 from rlcore.agents.gateway import Gateway
-from rlcore.agents.processes import Agents, Ended
+from rlcore.agents.processes import KEPT_BYTES, Agents, Ended
 from rlcore.agents.program import Program, open_program, task_of
 from rlcore.config import AgentConfig
 from rlcore.errors import DataError, SandboxError
@@ -23,13 +29,13 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
 from tests.rlcore.agents.engines import Parrot
 from tests.rlcore.agents.gateways import LIMITS
-from tests.rlcore.agents.programs import PROMPT
+from tests.rlcore.agents.programs import DAEMON, PROMPT, marked, play
 from tests.rlcore.sandbox.conftest import require_bubblewrap
-from tests.waiting import LONG
+from tests.waiting import LONG, given_time, is_alive, until
 
 SHOWN = "import json, os; print(json.dumps([dict(os.environ), sorted(os.listdir()), json.load(open('task.json'))]))"
-ROW = dataclasses.replace(PROMPT, columns=json.dumps({"answer": "7", "repo": "r"}))
 
+ROW = dataclasses.replace(PROMPT, columns=json.dumps({"answer": "7", "repo": "r"}))
 
 URL = "http://127.0.0.1:1/v1"
 
@@ -98,13 +104,6 @@ def test_each_episode_has_a_folder_of_its_own_that_goes_with_it() -> None:
         assert not one.exists() and not other.exists()
         room = program.room
     assert not room.exists()
-
-
-def test_a_folder_deeper_than_python_can_follow_is_removed() -> None:
-    code = "import os\nfor _ in range(3000):\n    os.mkdir('d')\n    os.chdir('d')"
-    with open_program(plain("python", "-c", code)) as program:
-        assert run(program).failure == ""
-        assert [each.name for each in program.room.iterdir()] == ["gateway"]
 
 
 def test_a_folder_that_cannot_be_removed_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,3 +245,108 @@ def test_a_temporary_folder_with_too_long_a_path_is_refused_with_a_fix(
     with pytest.raises(SandboxError, match="too long") as caught, open_program(AgentConfig(command=("true",))):
         pass
     assert "TMPDIR" in caught.value.fix
+
+
+RUN = """
+from rlcore.agents.processes import Agents
+from rlcore.agents.program import open_program
+from rlcore.config import AgentConfig
+from tests.rlcore.agents.programs import PROMPT
+
+with open_program(AgentConfig(command=("python", "-c", {!r}), sandbox={})) as program, program.folder(PROMPT) as folder:
+    Agents().run(program.command(folder), program.environment("", folder, ""), folder, seconds=600.0)
+"""
+
+
+def test_an_agent_that_ends_well_has_its_output_and_no_failure(tmp_path: Path) -> None:
+    ended = play(tmp_path, "import sys; print('one'); print('two', file=sys.stderr)")
+    assert (ended.code, ended.failure, sorted(ended.output.split())) == (0, "", ["one", "two"])
+    assert list(tmp_path.iterdir()) == []  # of its working folder
+
+
+@pytest.mark.parametrize(
+    ("code", "failure"),
+    [
+        ("1 / 0", "exit code 1; last output: ZeroDivisionError: division by zero"),
+        ("raise SystemExit(3)", "exit code 3"),
+        ("import os; os.kill(os.getpid(), 11)", "exit code 139 (SIGSEGV)"),
+        ("import os; os.kill(os.getpid(), 40)", "exit code 168 (signal 40)"),
+    ],
+)
+def test_a_failure_has_its_reason(tmp_path: Path, code: str, failure: str) -> None:
+    assert play(tmp_path, code).failure == failure
+
+
+def test_a_command_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
+    made = Program(config=AgentConfig(command=("no-such-program",), sandbox=False), room=tmp_path)
+    with made.folder(PROMPT) as folder:
+        ended = Agents().run(made.command(folder), {"PATH": os.defpath}, folder, seconds=LONG)
+    reason = "the command cannot be started: No such file or directory: no-such-program"
+    assert ended.failure == f"exit code 127; last output: {reason}"
+
+
+def test_a_family_that_forks_on_and_on_is_ended(tmp_path: Path) -> None:
+    code = """
+        import os, signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for _ in range(6):  # 64 processes
+            if not os.fork():
+                os.setsid()
+            os.write(1, b"%d\\n" % os.getpid())
+        time.sleep(600)
+    """
+    ended = given_time(
+        lambda seconds: play(tmp_path, code, seconds=seconds),
+        lambda made: len(set(made.output.split())) == 64,
+        seconds=1.0,
+    )
+    pids = set(map(int, ended.output.split()))
+    assert len(pids) == 64 and not [pid for pid in pids if is_alive(pid)]
+
+
+def test_of_a_flood_of_output_the_end_is_kept(tmp_path: Path) -> None:
+    ended = play(tmp_path, "print('x' * (20 << 20)); print('end')")
+    assert ended.code == 0
+    assert len(ended.output) <= KEPT_BYTES
+    assert ended.output.endswith("x\nend\n")
+
+
+def test_all_agents_can_be_ended_and_none_starts_afterwards(tmp_path: Path) -> None:
+    agents, found = Agents(), list[Ended]()
+    started = [tmp_path / f"started-{number}" for number in range(3)]
+    codes = [f"import time; open({str(path)!r}, 'w'); time.sleep(600)" for path in started]
+    threads = [
+        threading.Thread(target=lambda code=code: found.append(play(tmp_path, code, agents=agents, seconds=LONG)))
+        for code in codes
+    ]
+    for thread in threads:
+        thread.start()
+    until(lambda: all(path.exists() for path in started))
+    agents.end()
+    for thread in threads:
+        thread.join(LONG)
+    assert [each.code for each in found] == [None] * 3
+    assert play(tmp_path, "print('late')", agents=agents).failure == "the run ended before it began"
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "count", "number"),
+    [
+        (False, 4, signal.SIGTERM),
+        (True, 5, signal.SIGKILL),
+        pytest.param(False, 4, signal.SIGKILL, marks=pytest.mark.slow),
+        pytest.param(True, 5, signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
+def test_if_the_run_is_killed_agent_and_daemon_end(sandbox: bool, count: int, number: signal.Signals) -> None:
+    if sandbox:
+        require_bubblewrap()
+    mark = uuid4().hex  # in the command lines of the run, its warden, the agent, the daemon, and bubblewrap
+    agent = f"# {mark}\n" + DAEMON.format(then="time.sleep(600)")
+    run = subprocess.Popen([sys.executable, "-c", RUN.format(agent, sandbox)], cwd=Path(__file__).parents[3])
+    try:
+        until(lambda: len(marked(mark)) >= count)
+    finally:
+        os.kill(run.pid, number)
+        run.wait()
+    until(lambda: not marked(mark))

@@ -262,17 +262,9 @@ RAW += [
     "1.5",
 ]
 WORDS = [
-    "<|im_end|>",
-    "\ue0001\ue001",
-    "<think>",
-    "\x00",
-    "user",
-    "tool",
-    "function",
-    "reasoning",
-    "item_reference",
+    "<|im_end|>", "\ue0001\ue001", "<think>", "\x00", "user", "tool", "function", "reasoning", "item_reference",
     "none",
-]
+]  # fmt: skip
 TEXTS = st.text(max_size=6) | st.sampled_from(WORDS)
 FIELDS = st.sampled_from(
     ["type", "properties", "required", "items", "enum", "anyOf", "role", "content", "text", "id", "name"]
@@ -338,7 +330,7 @@ def status_of(session: Session, engine: RandomSampler, body: str, *, is_chat: bo
     return 200
 
 
-@settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), is_chat=st.booleans(), template=st.integers(0, 3), raw=st.none() | st.sampled_from(RAW))
 def test_any_json_in_any_place_is_answered_or_refused(
     sessions: Any, prompts: list[Prompt], data: st.DataObject, is_chat: bool, template: int, raw: str | None

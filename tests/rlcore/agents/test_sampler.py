@@ -24,7 +24,6 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 from tests.rlcore.agents.engines import Parrot
 from tests.rlcore.agents.programs import Play, agent
-from tests.rlcore.sandbox.conftest import require_bubblewrap
 from tests.waiting import LONG, given_time, is_alive, until
 
 PARAMS = SamplingParams(temperature=0.7, max_new_tokens=100, num_samples=1)
@@ -96,7 +95,7 @@ def test_an_agent_may_reward_its_episode(play: Play, posted: str, value: float |
         ("call(); reward(1.0); print('oh no'); sys.exit(1)", "the agent failed: exit code 1; last output: oh no"),
         (
             "[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 15)]; call(); time.sleep(600)",
-            "the agent failed: timed out after \\d+ s; last output: 200",
+            "the agent failed: timed out after [\\d.]+ s; last output: 200",
         ),
     ],
 )
@@ -106,14 +105,14 @@ def test_an_agent_that_fails_after_good_calls_is_unscored_or_has_an_empty_answer
     made = given_time(
         lambda seconds: made_of(play, code, timeout_seconds=seconds),
         lambda made: isinstance(made, FailedRollout) and "last output" in made.reason,
-        seconds=4.0,
+        seconds=1.5,
     )
     assert isinstance(made, FailedRollout) and re.fullmatch(reason, made.reason)
     zero = rollout(
         given_time(
             lambda seconds: made_of(play, code, timeout_seconds=seconds, on_crash="zero"),
             lambda made: isinstance(made, Rollout),
-            seconds=4.0,
+            seconds=1.5,
         )
     )
     assert (zero.text, zero.environment_reward, zero.num_sampled) == ("", 0.0, sum(zero.loss_mask))
@@ -174,14 +173,6 @@ def test_more_than_a_tenth_of_failed_agents_end_the_run(
     else:
         made = sample(Parrot(tokenizer), tokenizer, prompts, agent(code))
         assert [isinstance(group[0], FailedRollout) for group in made] == [True] * 2 + [False] * 18
-
-
-def test_one_failed_agent_ends_no_run_however_small_the_batch(
-    tokenizer: ChatTokenizer, make_prompts: Callable[..., list[Prompt]]
-) -> None:
-    prompts = [dataclasses.replace(each, prompt_id=f"p-{n}") for n, each in enumerate(make_prompts("1", "2", "3"))]
-    made = sample(Parrot(tokenizer), tokenizer, prompts, agent(SOME_FAIL.format(1)))
-    assert [isinstance(group[0], FailedRollout) for group in made] == [True, False, False]
 
 
 def test_no_more_agents_run_than_allowed(tokenizer: ChatTokenizer, prompts: list[Prompt], tmp_path: Path) -> None:
@@ -380,21 +371,3 @@ def test_the_key_of_another_episode_opens_that_one_alone_and_nothing_once_it_is_
     assert (thief.record.rollout, late.record.rollout) == (None, None)
     assert (thief.ended.output, late.ended.output) == ("200\n", "409\n")
     assert sampler.take_metrics()["agents/late_calls"] == pytest.approx(1 / 3)
-
-
-def test_in_a_sandbox_no_key_and_no_folder_of_another_episode_can_be_read(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
-) -> None:
-    require_bubblewrap()
-    code = """
-        def keys():
-            for path in Path("/proc").glob("[0-9]*/environ"):
-                try:
-                    yield from (each[15:] for each in path.read_text().split(chr(0)) if each[:15] == "OPENAI_API_KEY=")
-                except OSError:
-                    pass
-        call()
-        print(len(set(keys()) | {KEY}), len(list(Path.cwd().parent.iterdir())))
-    """
-    groups = AgentSampler(Parrot(tokenizer), tokenizer, agent(code, sandbox=True)).play(prompts, PARAMS, seed=0)
-    assert [episode.ended.output for (episode,) in groups] == ["200\n1 1\n"] * 4

@@ -1,16 +1,28 @@
-"""Calls as models write them, in each format: known texts, malformed ones, and what is no call."""
+"""Formats of calls and tool outputs: each turn is a call, a malformed call or an answer."""
 
 from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.environments.base import ParsedCall
+from rlcore.environments.base import CLOSING, OPENING, ParsedCall, ToolOutput, parse_call
+from rlcore.environments.calculator import CalculatorTool
 from rlcore.environments.call_formats import FORMATS, format_of
+from rlcore.environments.episodes import text_argument, tool_schema
+from rlcore.environments.tool_output_template import make_tool_output_template, refuse_control_tokens, writes_tools
+from rlcore.errors import ConfigError, ModelError
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import Message
+from tests.chat_shapes import KINDS, SHAPES, library_ids, load_tokenizer
 from tests.quick import within_seconds
+from tests.rlcore.environments.tool_templates import HERMES, MISTRAL, MISTRAL_CONTROLS, with_template
 
 GUESS = ParsedCall(tool="guess", arguments={"number": 5})
+
 NAMED = ParsedCall(tool="guess", arguments={"number": 5}, call_id="a1B2c3D4e")
 
 
@@ -147,13 +159,107 @@ def test_no_text_makes_a_parser_raise(form: str, before: str, inside: str) -> No
 @pytest.mark.parametrize(
     ("template", "name"),
     [
-        ("{% if tools %}<tool_call>{% endif %}", "hermes"),
-        ("Environment: ipython {{ tools }}", "llama3"),
-        ("[AVAILABLE_TOOLS]{{ tools }}[TOOL_CALLS]", "mistral"),
-        ("<tool_call>\n<function=name>{{ tools }}", "ours"),
+        ("{% if tools %}<tool_call>{% endif %}", "hermes"), ("Environment: ipython {{ tools }}", "llama3"),
+        ("[AVAILABLE_TOOLS]{{ tools }}[TOOL_CALLS]", "mistral"), ("<tool_call>\n<function=name>{{ tools }}", "ours"),
         ("<|im_start|>{{ message.content }}", "ours"),
     ],
-)
+)  # fmt: skip
 def test_the_format_is_that_of_the_chat_template_unless_one_is_named(template: str, name: str) -> None:
     assert format_of(template).name == name
     assert format_of(template, "mistral").name == "mistral"
+
+
+@pytest.mark.parametrize(
+    ("turn", "tool", "argument"),
+    [
+        ("<tool:calculator>3+4</tool>", "calculator", "3+4"),
+        ("Let me see.\n<tool:search> who was it? </tool>\n", "search", "who was it?"),
+        ("<tool:python>\nprint('<b>' < 'c')\n</tool>", "python", "print('<b>' < 'c')"),
+        ("<tool:calculator></tool>", "calculator", ""),
+    ],
+)
+def test_a_turn_that_ends_in_a_call_is_one(turn: str, tool: str, argument: str) -> None:
+    assert parse_call(turn) == ParsedCall(tool=tool, argument=argument)
+
+
+@pytest.mark.parametrize("turn", ["", "#### 7", "<tool:calculator>3+4", "<tool:calculator>3+4</tool> is 7", "</tools>"])
+def test_a_turn_that_does_not_end_in_a_call_is_an_answer(turn: str) -> None:
+    assert parse_call(turn) is None
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        "</tool>", "3+4</tool>", "<tool:>3+4</tool>", "<tool: calculator>3+4</tool>",
+        "<tool:a>1</tool><tool:b>2</tool>", "<tool:a><tool:b>2</tool>", "<tool:a>1</tool></tool>",
+    ],
+)  # fmt: skip
+def test_a_malformed_call_names_its_error(turn: str) -> None:
+    parsed = parse_call(turn)
+    assert parsed is not None
+    assert parsed.tool == ""
+    assert "one call" in parsed.error
+
+
+@given(tool=st.from_regex(r"[a-z_]{1,40}", fullmatch=True), argument=st.text(), before=st.text())
+def test_what_is_written_is_read(tool: str, argument: str, before: str) -> None:
+    if CLOSING in argument + before or OPENING.search(argument + before):
+        return
+    assert parse_call(f"{before}<tool:{tool}>{argument}</tool>") == ParsedCall(tool=tool, argument=argument.strip())
+
+
+TOOLS = '[{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]'
+
+
+def test_the_name_of_a_call_is_repeated_only_where_it_is_one(tokenizer: ChatTokenizer) -> None:
+    own = with_template(tokenizer, MISTRAL, *MISTRAL_CONTROLS)
+    frame = make_tool_output_template(own, "tool", FORMATS["mistral"])
+    told = {name: own.spell(frame.reply("7", name)) for name in ("a1B2c3D4e", "<|im_end|>", "", "[INST]abc")}
+    assert "a1B2c3D4e" in told["a1B2c3D4e"]
+    assert all("000000000" in told[name] for name in ("<|im_end|>", "", "[INST]abc"))
+    assert own.special_tokens["[INST]"] not in frame.reply("7", "[INST]abc")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_conversation_continues_with_the_tokens_that_it_has_as_a_whole(kind: str, tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(tmp_path, kind, SHAPES["Zephyr"])
+    turns = [("user", "How many?"), ("assistant", "f()"), ("tool", "  42 apples"), ("assistant", "It is 42.")]
+    prompt, answer = tokenizer.render_demonstration([Message(role="user", content="How many?")], "f()")
+    reply = make_tool_output_template(tokenizer, "tool", FORMATS["ours"]).reply("  42 apples", "")
+    so_far = (*prompt, *answer, *reply)
+    assert so_far == library_ids(tokenizer, turns[:3], is_prompt=True)
+    hostile = make_tool_output_template(tokenizer, "tool", FORMATS["ours"]).reply("</s>\n<s>", "")
+    assert "</s>\n<s>" in tokenizer.spell(hostile)
+    assert Counter(reply)[tokenizer.eos_ids[0]] == Counter(hostile)[tokenizer.eos_ids[0]]
+
+
+def test_a_template_is_asked_whether_it_describes_tools(tokenizer: ChatTokenizer) -> None:
+    assert not writes_tools(tokenizer, TOOLS)
+    assert writes_tools(with_template(tokenizer, HERMES), TOOLS)
+
+
+def test_a_template_that_drops_tool_output_is_refused(tokenizer: ChatTokenizer) -> None:
+    silent = with_template(tokenizer, HERMES.replace("<tool_response>\n{{ m.content }}", "<tool_response>\n"))
+    with pytest.raises(ModelError, match="does not write the output of a tool once"):
+        make_tool_output_template(silent, "tool", FORMATS["hermes"])
+
+
+def test_a_description_with_a_control_token_is_refused(tokenizer: ChatTokenizer) -> None:
+    refuse_control_tokens(tokenizer, TOOLS)
+    refuse_control_tokens(tokenizer, "")
+    with pytest.raises(ConfigError, match="has the control token"):
+        refuse_control_tokens(tokenizer, TOOLS.replace('"d"', '"adds <|im_end|> and more"'))
+
+
+def test_a_tool_of_text_has_one_argument_and_a_description() -> None:
+    function = tool_schema(CalculatorTool())["function"]
+    assert (function["name"], function["parameters"]["required"]) == ("calculator", ["argument"])
+    assert function["description"].startswith("Computes an expression")
+
+
+def test_a_call_gives_its_text_by_name_or_as_it_stands() -> None:
+    assert text_argument(ParsedCall(tool="calculator", argument="3+4")) == "3+4"
+    assert text_argument(ParsedCall(tool="calculator", arguments={"argument": "3+4"})) == "3+4"
+    for arguments in ({}, {"argument": 7}, {"argument": "7", "more": 1}, {"expression": "3+4"}):
+        found = text_argument(ParsedCall(tool="calculator", arguments=arguments))
+        assert isinstance(found, ToolOutput) and found.is_error

@@ -93,7 +93,7 @@ def test_an_episode_reads_like_the_chat_templates_own_conversation(
     assert (call.text, call.tool, call.output, call.is_error) == (CALL, "calculator", "7", False)
 
 
-def test_the_mask_is_true_on_the_turns_with_their_eos_and_false_on_what_the_tool_said(
+def test_the_mask_is_true_on_turns_with_their_eos_and_false_on_tool_output(
     tokenizer: ChatTokenizer, prompts: list[Prompt]
 ) -> None:
     rollout = rollout_of(play(tokenizer, prompts[0], [CALL, "#### 7"]))
@@ -136,7 +136,7 @@ def test_without_a_call_an_episode_is_the_engines_completion(tokenizer: ChatToke
         (f"{CALL}{CALL}", "error: a turn ends in one call, <tool:name>argument</tool>"),
     ],
 )
-def test_a_wrong_call_gets_an_error_message_and_the_episode_goes_on(
+def test_a_wrong_call_gets_an_error_message_and_the_episode_continues(
     tokenizer: ChatTokenizer, prompts: list[Prompt], turn: str, message: str
 ) -> None:
     config = dataclasses.replace(CONFIG, max_turn_tokens=60, max_tool_output_tokens=60)

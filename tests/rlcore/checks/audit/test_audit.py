@@ -1,16 +1,27 @@
-"""The audit in whole runs: what it stops, what it costs, and that it changes nothing."""
+"""The audit of a run: what it finds ends the run, what it costs has a budget, and it changes nothing."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from rlcore.algorithms.kl import PenaltyController
 from rlcore.checks.audit import audit as audit_module
+from rlcore.checks.audit.audit import TimeBudget
+from rlcore.checks.audit.integrity import (
+    digest_of_prompts,
+    verify_model,
+    verify_restored,
+    verify_saved,
+    write_model_digest,
+)
+from rlcore.checks.audit.unchanged import is_unchanged
 from rlcore.config import (
     AuditConfig,
     CheckpointConfig,
@@ -20,9 +31,10 @@ from rlcore.config import (
     SamplingConfig,
     UpdateConfig,
 )
-from rlcore.errors import CanaryError
+from rlcore.errors import CanaryError, CheckpointError, StorageError
 from rlcore.loop import Components, TrainResult, train, update
 from rlcore.loop.native import chat_prompts, native_components
+from rlcore.models.loading import load_policy, save_model
 from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.user_function import function_reward
 from rlcore.sampling import native
@@ -35,7 +47,9 @@ from tests.rlcore.loop.conftest import QUESTIONS, KilledError, MakeComponents, T
 from tests.rlcore.loop.test_resume import without_costs
 
 ALWAYS = HealthConfig(audit=AuditConfig(max_time_fraction=1.0))
+
 WARNS = HealthConfig(audit=AuditConfig(max_time_fraction=1.0, action="warn"))
+
 OFF = HealthConfig(audit=AuditConfig(action="off"))
 
 
@@ -64,7 +78,7 @@ def test_a_run_with_the_audit_is_the_run_without_it_bit_for_bit(make_components:
     assert tape.rows[-1]["audit/rollouts"] == 8.0
 
 
-def test_the_first_iteration_is_looked_at_and_the_others_while_there_is_time(make_components: MakeComponents) -> None:  # noqa: F811
+def test_the_first_iteration_is_audited_and_the_others_while_the_budget_lasts(make_components: MakeComponents) -> None:  # noqa: F811
     never = HealthConfig(audit=AuditConfig(max_time_fraction=0.0))
     _, tape = outcome_of(make_components(health=never, config={"checkpoints": CheckpointConfig(every_iterations=1000)}))
     assert [row["audit/rollouts"] for row in tape.rows] == [2.0] * 4
@@ -132,7 +146,7 @@ def test_an_engine_that_draws_at_another_temperature_than_it_reports_is_found(
         train(components, Tape())
 
 
-def test_a_sound_engine_is_left_alone(make_components: MakeComponents) -> None:  # noqa: F811
+def test_a_correct_engine_has_no_finding(make_components: MakeComponents) -> None:  # noqa: F811
     _, tape = outcome_of(drawn_components(make_components, health=ALWAYS))
     assert max(row["audit/sampler_log10_evidence"] for row in tape.rows) < 2.0
     assert tape.rows[-1]["audit/rollouts"] == 24.0
@@ -216,7 +230,7 @@ def test_micro_batches_that_were_lost_end_the_run(
         train(make_components(health=ALWAYS, config={"update": small}), Tape())
 
 
-def test_an_audit_that_goes_on_from_its_state_keeps_what_it_has_seen(make_components: MakeComponents) -> None:  # noqa: F811
+def test_a_resumed_audit_keeps_its_statistics(make_components: MakeComponents) -> None:  # noqa: F811
     components = make_components()
     audit = audit_module.Audit(components, print)
     audit._ref_logprobs = [-1.0]
@@ -235,3 +249,155 @@ def test_prompts_that_are_not_rendered_by_the_template_are_taken_as_they_are(sta
     config = strategies.rl_config(num_iterations=2, sampling=SamplingConfig(max_new_tokens=6))
     components = native_components(start, config, prompts=own, reward=function_reward(vowels), folder=tmp_path / "run")
     train(dataclasses.replace(components, health=ALWAYS), Tape())
+
+
+class Clock:
+    """Seconds that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def audited_iterations(cost: float, *, max_fraction: float, count: int = 200) -> tuple[list[int], float]:
+    """Return the audited ones of ``count`` iterations of 10 s, and the fraction of audits of ``cost`` seconds."""
+    clock = Clock()
+    budget, audited = TimeBudget(max_fraction, clock), list[int]()
+    for iteration in range(1, count + 1):
+        clock.now += 10.0
+        budget.begin()
+        if not audited or budget.has_room():
+            with budget.counted():
+                clock.now += cost
+            budget.end()
+            audited.append(iteration)
+    return audited, budget.fraction
+
+
+def test_an_audit_waits_until_its_cost_fits() -> None:
+    """2 s of 10 s: the second fits when 4 s are 2 % of the time, 200 s, of which 2 s are the second's own."""
+    audited, fraction = audited_iterations(2.0, max_fraction=0.02)
+    assert audited[:2] == [1, 20]
+    assert 0.018 < fraction <= 0.02
+
+
+def test_no_fraction_audits_only_the_first_iteration_and_all_of_the_time_audits_each() -> None:
+    assert audited_iterations(2.0, max_fraction=0.0, count=20)[0] == [1]
+    assert audited_iterations(50.0, max_fraction=1.0, count=20)[0] == list(range(1, 21))
+
+
+def test_a_check_that_fails_is_counted() -> None:
+    clock = Clock()
+    budget = TimeBudget(0.02, clock)
+    try:
+        with budget.counted():
+            clock.now += 3.0
+            raise ValueError
+    except ValueError:
+        pass
+    assert budget.seconds == 3.0
+
+
+CPU = {"device": torch.device("cpu"), "dtype": torch.float32}
+
+
+def test_weights_that_were_saved_are_those_in_memory_also_when_they_were_rounded(
+    start: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    model = load_policy(start, **CPU)
+    save_model(model, start, tmp_path / "model")
+    verify_saved(model.state_dict(), tmp_path / "model")
+    half = {name: value.to(torch.bfloat16) for name, value in load_file(tmp_path / "model/model.safetensors").items()}
+    save_file(half, tmp_path / "model/model.safetensors")
+    verify_saved(model.state_dict(), tmp_path / "model")
+    model.get_input_embeddings().weight.data.mul_(1.5)
+    with pytest.raises(StorageError, match=r"1 of \d+ saved tensors differ from the trained ones"):
+        verify_saved(model.state_dict(), tmp_path / "model")
+
+
+def test_training_that_ends_with_the_weights_of_its_start_is_known_in_any_precision(
+    start: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    model = load_policy(start, **CPU)
+    model.to(torch.bfloat16)
+    for name in ("start", "same", "wide", "other"):
+        save_model(model, start, tmp_path / name / "model")
+        model.to(torch.float32 if name == "same" else model.dtype)
+        model.get_input_embeddings().weight.data.mul_(1.5 if name == "wide" else 1.0)
+    before = {"start": None, **dict.fromkeys(("same", "wide", "other"), tmp_path / "start" / "model")}
+    found = {
+        name: write_model_digest(tmp_path / name, stage=name, model=tmp_path / name / "model", start=path)
+        for name, path in before.items()
+    }
+    assert found == {"start": False, "same": True, "wide": True, "other": False}
+    assert {name: is_unchanged(tmp_path / name) for name in (*found, "no artifact")} == found | {"no artifact": False}
+    verify_model(tmp_path / "same", stage="same", model=tmp_path / "same" / "model")
+
+
+def test_a_learner_that_saves_the_start_in_place_of_itself_is_found(
+    make_components: MakeComponents,  # noqa: F811
+    start: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    components = make_components(config={"num_iterations": 1})
+    train(components, Tape())
+    components.learner.save_model(start, tmp_path / "trained")
+    first = load_policy(start, **CPU)
+    monkeypatch.setattr(
+        "rlcore.training.local_learner.save_model", lambda policy, *rest, **more: save_model(first, *rest)
+    )
+    with pytest.raises(StorageError, match="differ from the trained ones"):
+        components.learner.save_model(start, tmp_path / "again")
+
+
+@pytest.mark.parametrize("lost", ["_restore_weights", "_restore_optimizer"])
+def test_a_resume_that_restores_only_a_part_is_stopped_before_its_first_step(
+    lost: str,
+    make_components: MakeComponents,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(KilledError):
+        train(make_components(), Tape(killed_in=3))
+    monkeypatch.setattr(checkpoint, lost, lambda *_: None)
+    tape = Tape()
+    with pytest.raises(CheckpointError, match="differ from the checkpoint after it was restored"):
+        train(make_components(), tape)
+    assert tape.rows == []
+
+
+def test_a_tensor_that_is_missing_on_either_side_is_named(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "policy.safetensors")
+    verify_restored({"policy": {"a": torch.ones(2)}}, tmp_path)
+    with pytest.raises(CheckpointError, match="1 of 1 tensors of policy"):
+        verify_restored({"policy": {"a": torch.ones(2), "b": torch.ones(1)}}, tmp_path)
+
+
+def test_a_model_is_taken_up_as_what_it_was_sealed_as(start: Path, tmp_path: Path) -> None:  # noqa: F811
+    model = load_policy(start, **CPU)
+    save_model(model, start, tmp_path / "model")
+    with pytest.raises(StorageError, match="digests of the model are unreadable"):
+        verify_model(tmp_path, stage="grpo", model=tmp_path / "model")
+    write_model_digest(tmp_path, stage="grpo", model=tmp_path / "model")
+    verify_model(tmp_path, stage="grpo", model=tmp_path / "model")
+    with pytest.raises(StorageError, match="stage is 'ppo'"):
+        verify_model(tmp_path, stage="ppo", model=tmp_path / "model")
+    template = tmp_path / "model/chat_template.jinja"
+    text = template.read_text(encoding="utf-8")
+    template.write_text("Sir: " + text, encoding="utf-8")
+    with pytest.raises(StorageError, match="tokenizer or chat template is"):
+        verify_model(tmp_path, stage="grpo", model=tmp_path / "model")
+    template.write_text(text, encoding="utf-8")
+    model.get_input_embeddings().weight.data.mul_(1.5)
+    model.save_pretrained(tmp_path / "model")
+    with pytest.raises(StorageError, match="weights is"):
+        verify_model(tmp_path, stage="grpo", model=tmp_path / "model")
+
+
+def test_prompts_have_a_digest_of_ids_tokens_references_and_order(make_components: MakeComponents) -> None:  # noqa: F811
+    prompts = list(make_components().prompts)
+    assert digest_of_prompts(prompts) != digest_of_prompts(prompts[::-1])
+    assert digest_of_prompts(prompts) == digest_of_prompts(tuple(prompts))

@@ -1,4 +1,4 @@
-"""Faults of episodes with several samples, each planted in a sound iteration or run, and found by the audit."""
+"""Episodes with branches and training samples against their rollouts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ import pytest
 import torch
 
 from rlcore.agents.sampler import AgentSampler
-from rlcore.checks.audit.comparison import sample_errors
+from rlcore.checks.audit.comparison import rollout_error, sample_errors
 from rlcore.checks.audit.episode_checks import choose_episodes
 from rlcore.checks.audit.prompt_checks import group_errors
 from rlcore.config import AuditConfig, CheckpointConfig, HealthConfig, KlConfig, SamplingConfig, UpdateConfig
 from rlcore.errors import CanaryError
 from rlcore.loop import Components, train, update
 from rlcore.rewards.user_function import function_reward
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training import learner as learner_module
 from rlcore.training.experience import Experience, build_experience
 from rlcore.training.minibatches import token_weights
-from rlcore.types import Rollout, ScoredRollout, TrainingSample
+from rlcore.types import Message, Rollout, ScoredRollout, TrainingSample
 from tests import strategies
 from tests.forking import ForkingSampler
 from tests.rlcore.agents.programs import agent
@@ -28,6 +29,7 @@ from tests.rlcore.checks.audit.test_reference_impl import experience_of
 from tests.rlcore.loop.conftest import KilledError, MakeComponents, Tape, make_components, start, weights  # noqa: F401
 
 CONFIG = strategies.rl_config()
+
 ALWAYS = HealthConfig(audit=AuditConfig(max_time_fraction=1.0))
 
 
@@ -54,7 +56,7 @@ def changed(made: Experience, change: Callable[[list[TrainingSample]], Sequence[
     return dataclasses.replace(made, samples=samples, next_values=(0.0,) * len(samples))
 
 
-def test_a_sound_iteration_with_branches_has_no_discrepancy() -> None:
+def test_a_correct_iteration_with_branches_has_no_discrepancy() -> None:
     groups, made = iteration()
     assert [sample.episode for sample in made.samples] == [0, 0, 1, 2, 3, 3, 4, 5, 6, 6, 7, 8]
     assert found(groups, made) == []
@@ -270,3 +272,99 @@ def test_an_agent_program_with_forks_cut_answers_and_several_choices_passes_the_
 
 def lengths(rollouts: Sequence[Rollout]) -> list[Any]:
     return [float(len(rollout.text)) for rollout in rollouts]
+
+
+Change = Callable[[TrainingSample], TrainingSample]
+
+CONFIG_OF_COMPARISON = strategies.rl_config(sampling=SamplingConfig(max_new_tokens=8))
+
+
+def pieces() -> tuple[list[list[ScoredRollout]], list[TrainingSample]]:
+    policy = strategies.tiny_llama()
+    groups = strategies.random_groups(policy, 3)
+    return groups, list(experience_of(groups, CONFIG_OF_COMPARISON, policy).samples)
+
+
+def found_of_comparison(groups: Any, samples: Any, *, has_tools: bool = False) -> list[str]:
+    made = Experience(samples=tuple(samples), metrics={}, mean_kl=0.0, next_values=(0.0,) * len(samples))
+    return [str(fault) for fault in sample_errors(groups, made, CONFIG_OF_COMPARISON, penalty=0.0, has_tools=has_tools)]
+
+
+def test_a_value_beyond_an_end_that_nothing_follows_is_found() -> None:
+    groups, samples = pieces()
+    made = Experience(samples=tuple(samples), metrics={}, mean_kl=0.0, next_values=(*[0.0] * (len(samples) - 1), 0.3))
+    (fault, *_) = sample_errors(groups, made, CONFIG_OF_COMPARISON, penalty=0.0, has_tools=False)
+    assert str(fault) == "the critic's value beyond an end: expected 0, found 0.3"
+
+
+def test_a_correct_iteration_has_no_error() -> None:
+    assert found_of_comparison(*pieces()) == []
+
+
+def first_masked(sample: TrainingSample) -> TrainingSample:
+    return dataclasses.replace(sample, loss_mask=sample.loss_mask.index_fill(0, torch.tensor([0]), False))
+
+
+CHANGES: dict[str, tuple[Change, str]] = {
+    "mask": (first_masked, "the loss mask of token 1 of"),
+    "tokens": (lambda s: dataclasses.replace(s, completion_ids=(*s.completion_ids[::-1], 1)), "training tokens"),
+    "logprobs": (
+        lambda s: dataclasses.replace(s, sampler_logprobs=s.sampler_logprobs - 1.0),
+        "engine's log-probabilities",
+    ),
+    "sign": (lambda s: dataclasses.replace(s, advantages=-s.advantages), "the advantage of token 1 of"),
+    "zero": (lambda s: dataclasses.replace(s, advantages=0.0 * s.advantages), "the advantage of token 1 of"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_sample_that_is_not_its_rollout_is_named(name: str) -> None:
+    change, says = CHANGES[name]
+    groups, samples = pieces()
+    assert says in found_of_comparison(groups, [change(sample) for sample in samples])[0]
+
+
+def test_advantages_of_another_completion_and_samples_that_are_missing_are_found() -> None:
+    groups, samples = pieces()
+    values = [float(sample.advantages[0]) for sample in samples]
+    turned = [
+        dataclasses.replace(sample, advantages=torch.full_like(sample.advantages, values[place - 1]))
+        for place, sample in enumerate(samples)
+    ]
+    assert "the advantage of token" in found_of_comparison(groups, turned)[0]
+    assert found_of_comparison(groups, samples[:-1]) == ["samples to train on: expected 9, found 8"]
+
+
+def test_a_completion_that_was_cut_has_as_many_tokens_as_the_limit() -> None:
+    groups, samples = pieces()
+    short = groups[0][0]
+    assert len(short.rollout.completion_ids) < 8
+    groups[0][0] = dataclasses.replace(short, rollout=dataclasses.replace(short.rollout, finish_reason="length"))
+    assert "truncated completion: expected 8 tokens" in found_of_comparison(groups, samples)[0]
+    assert found_of_comparison(groups, samples, has_tools=True) == []  # an episode may be cut by its turns
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
+    from rlcore.config import ModelConfig
+    from rlcore.models.importing import import_model
+    from tests.rlcore.loop.conftest import SHAPE
+
+    folder = tmp_path_factory.mktemp("audit") / "model"
+    import_model(ModelConfig(source="scratch", shape=SHAPE), folder, seed=0)
+    return ChatTokenizer.load(folder)
+
+
+def test_a_text_that_is_not_that_of_its_tokens_is_found(tokenizer: ChatTokenizer) -> None:
+    _, samples = pieces()
+    ids = tokenizer.encode("seven") + tokenizer.end_of_turn
+    prompt_ids = tokenizer.render_prompt([Message(role="user", content="3+4")])
+    sample = dataclasses.replace(samples[0], prompt_ids=prompt_ids)
+    item = strategies.scored_rollout(1.0, prompt_ids=prompt_ids, completion_ids=ids)
+    right = dataclasses.replace(item, rollout=dataclasses.replace(item.rollout, text="seven"))
+    assert rollout_error(right, sample, tokenizer, prompt_ids) is None
+    fault = rollout_error(item, sample, tokenizer, prompt_ids)
+    assert fault is not None and str(fault) == "the text that was scored: expected 'seven', found ''"
+    fault = rollout_error(right, sample, tokenizer, prompt_ids[1:])
+    assert fault is not None and str(fault).startswith("the prompt's tokens: expected")
+    assert "rollout of prompt" in fault.where

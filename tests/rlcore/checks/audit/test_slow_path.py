@@ -1,4 +1,4 @@
-"""Losses and gradients by formula and plain forward passes are those of an update, and looking leaves no trace."""
+"""Losses and gradients by formula and plain forward passes are those of an update."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from tests import strategies
 from tests.learners import UNCLIPPED, make_learner, shared_learner, weights_of
 
 ENTROPY = UpdateConfig(optim=UNCLIPPED, entropy_coefficient=0.01)
+
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {"name": name} for name in ALGORITHMS},
     **{kind: {"name": "grpo", "kl": KlConfig(coefficient=0.1, estimator=kind)} for kind in KL_LOSSES},
@@ -93,7 +94,7 @@ def test_log_probabilities_of_policy_and_reference_are_those_of_the_packed_pass(
             assert torch.allclose(logprobs[list(places)], column, atol=1e-6)
 
 
-def test_only_tokens_of_the_policys_own_are_looked_at_and_of_very_many_some() -> None:
+def test_only_tokens_of_the_policy_are_compared_and_of_very_many_some() -> None:
     learner = learner_of({"name": "grpo"})
     samples = strategies.random_samples(3)
     own = [tuple(sample.loss_mask.nonzero()[:, 0].tolist()) for sample in samples]

@@ -1,17 +1,27 @@
-"""The comparison of log-probabilities: values worked by hand, its null distribution, and what it finds."""
+"""Engine and learner agree on log-probabilities, and the served weights are the learner's."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 import torch
 
 from rlcore.checks.canaries.agreement import LIMITS, LogprobAgreement, Spread, agreement, check_agreement, tolerance
-from rlcore.errors import CanaryError
+from rlcore.checks.canaries.served_weights import verify_served_weights
+from rlcore.errors import CanaryError, StorageError
+from rlcore.hardware.runtime import Runtime
+from rlcore.models.loading import load_policy, save_model
+from rlcore.sampling.native import NativeSampler
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import Message, Prompt
+from tests.rlcore.loop.conftest import start  # noqa: F401
 
 HALF = [torch.bfloat16, torch.float16]
+
 NOISE = {torch.float32: 1e-6, torch.float16: 0.004, torch.bfloat16: 0.03}  # of a logit, nats, as a sound engine has it
 
 
@@ -140,7 +150,7 @@ def test_before_the_first_update_half_precision_may_not_drift() -> None:
         check_agreement(figures(temperature=1.05), noise=None, dtype=torch.bfloat16)
 
 
-def test_ppo_on_a_real_model_is_no_fault_in_half_precision() -> None:
+def test_ppo_on_a_real_model_is_no_error_in_half_precision() -> None:
     """SmolLM2-135M-Instruct after ten updates of all weights in bfloat16."""
     measured = figures(mean_odds=0.045, high_odds=0.2, temperature=1.047, temperature_error=0.006, max_abs=0.9)
     check_agreement(measured, noise=Spread(0.04, 0.2), dtype=torch.bfloat16)
@@ -165,14 +175,14 @@ def test_float32_keeps_a_bound_on_every_single_token() -> None:
         check_agreement(agreement(engine, learner, -learner), noise=None, dtype=torch.float32)
 
 
-def test_nan_is_a_fault() -> None:
+def test_nan_is_an_error() -> None:
     learner = torch.tensor([-1.0, -2.0])
     for engine in (torch.tensor([math.nan, -2.0]), torch.tensor([-1.0, math.inf])):
         with pytest.raises(CanaryError):
             check_agreement(agreement(engine, learner, -learner), noise=None, dtype=torch.bfloat16)
 
 
-def test_tokens_without_a_partner_are_a_fault() -> None:
+def test_tokens_without_a_partner_are_an_error() -> None:
     with pytest.raises(CanaryError, match="2 tokens for the learner and 1 for the engine"):
         agreement(torch.zeros(1), torch.zeros(2), torch.zeros(2))
     with pytest.raises(CanaryError, match="0 tokens"):
@@ -187,7 +197,7 @@ def test_tokens_without_a_partner_are_a_fault() -> None:
     ],
 )
 def test_a_collapsed_policy_is_named_before_the_engine(changes: dict[str, float], symptom: str) -> None:
-    for entropy, start, fix in (
+    for entropy, begin, fix in (
         (
             1e-5,
             "the policy has collapsed to an entropy of 1e-05 nats per token, so the last update",
@@ -197,7 +207,7 @@ def test_a_collapsed_policy_is_named_before_the_engine(changes: dict[str, float]
     ):
         with pytest.raises(CanaryError, match=re.escape(symptom)) as caught:
             check_agreement(figures(**changes, entropy=entropy), noise=None, dtype=torch.bfloat16)
-        assert caught.value.what.startswith(start) and caught.value.fix.startswith(fix)
+        assert caught.value.what.startswith(begin) and caught.value.fix.startswith(fix)
 
 
 def test_where_every_token_was_certain_nothing_is_known_of_the_temperature() -> None:
@@ -205,3 +215,79 @@ def test_where_every_token_was_certain_nothing_is_known_of_the_temperature() -> 
     found = agreement(certain, certain, certain)
     assert (found.temperature, found.temperature_error) == (1.0, math.inf)
     check_agreement(found, noise=None, dtype=torch.float32)
+
+
+RUNTIME = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)
+
+HEAD = "lm_head.weight"
+
+
+class Hides(NativeSampler):
+    """An engine whose layer 0 can never be compared."""
+
+    def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str]:
+        return sorted({*super().differing_parts(state), "layer 0"})
+
+
+class HasAHead(NativeSampler):
+    """An engine that reports a tied head as a matrix of its own."""
+
+    def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str]:
+        return [] if HEAD in state else ["head"]
+
+
+class HasNone(NativeSampler):
+    """An engine whose tied head is its embedding."""
+
+    def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str]:
+        return ["head"] if HEAD in state else []
+
+
+def engine_of(kind: type[NativeSampler], folder: Path) -> NativeSampler:
+    model = load_policy(folder, device=torch.device("cpu"), dtype=torch.float32)
+    return kind(model, ChatTokenizer.load(folder))
+
+
+def prompts_for(folder: Path) -> list[Prompt]:
+    tokenizer = ChatTokenizer.load(folder)
+    turns = [(Message(role="user", content=text),) for text in ("3+4", "12-5", "1")]
+    return [
+        Prompt(prompt_id=str(n), messages=turn, token_ids=tokenizer.render_prompt(turn), reference="", task="")
+        for n, turn in enumerate(turns)
+    ]
+
+
+def changed(folder: Path, made: Path, name: str) -> Path:
+    """A copy of a model in which the tensors of that name are larger by half."""
+    model = load_policy(folder, device=torch.device("cpu"), dtype=torch.float32)
+    with torch.no_grad():
+        for key, tensor in model.named_parameters():
+            if name in key:
+                tensor *= 1.5
+    save_model(model, folder, made)
+    return made
+
+
+@pytest.mark.parametrize("kind", [NativeSampler, Hides, HasAHead, HasNone])
+def test_an_engine_that_serves_the_model_passes(start: Path, kind: type[NativeSampler]) -> None:  # noqa: F811
+    verify_served_weights(engine_of(kind, start), start, prompts_for(start), RUNTIME, seed=0)
+
+
+@pytest.mark.parametrize("kind", [NativeSampler, Hides])
+@pytest.mark.parametrize("name", ["embed", "layers.0.", ""])
+def test_an_engine_of_another_model_is_found(
+    start: Path,  # noqa: F811
+    tmp_path: Path,
+    kind: type[NativeSampler],
+    name: str,
+) -> None:
+    other = changed(start, tmp_path / "other", name)
+    with pytest.raises(StorageError, match="the engine serves other weights than the model's in"):
+        verify_served_weights(engine_of(kind, start), other, prompts_for(start), RUNTIME, seed=0)
+
+
+def test_where_no_part_agrees_log_probabilities_are_not_asked(start: Path, tmp_path: Path) -> None:  # noqa: F811
+    """They could not tell a policy from the one that it was trained from where the precision is coarse."""
+    other = changed(start, tmp_path / "other", "")
+    with pytest.raises(StorageError, match="no module is equal"):
+        verify_served_weights(engine_of(NativeSampler, start), other, prompts_for(start), RUNTIME, seed=0)

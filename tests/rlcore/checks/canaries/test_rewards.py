@@ -69,7 +69,7 @@ class AnyNumber:
         return [scored("math", float(any(map(str.isdigit, rollout.text)))) for rollout in rollouts]
 
 
-def test_a_sound_verifier_passes(math: MathReward) -> None:
+def test_a_correct_verifier_passes(math: MathReward) -> None:
     reward_canary(math, [*NUMBERS, prompt(r"\frac{\sqrt{8}}{2}"), prompt("Paris")])
 
 
@@ -85,7 +85,7 @@ def test_where_the_template_begins_the_thinking_the_probes_end_it() -> None:
 
 
 @pytest.mark.parametrize("dataset", ["chain_sum", "gsm_symbolic"])  # the second's own scorer reads the first number
-def test_a_sound_procedural_verifier_passes(dataset: str) -> None:
+def test_a_correct_procedural_verifier_passes(dataset: str) -> None:
     import reasoning_gym
 
     entry = reasoning_gym.create_dataset(dataset, seed=1, size=1)[0]
@@ -238,15 +238,12 @@ def lengths(rollouts: Sequence[Rollout]) -> list[float | None]:
 
 
 SOUND_FORMATS = [
-    FormatOptions(style="boxed"),
-    FormatOptions(style="hashes"),
-    FormatOptions(style="think_answer"),
-    FormatOptions(style="tags", tags="plan, solution"),
-    FormatOptions(style="regex", pattern="a+", example="aaa"),
-]
+    FormatOptions(style="boxed"), FormatOptions(style="hashes"), FormatOptions(style="think_answer"),
+    FormatOptions(style="tags", tags="plan, solution"), FormatOptions(style="regex", pattern="a+", example="aaa"),
+]  # fmt: skip
 
 
-def test_sound_terms_pass_together(math: MathReward) -> None:
+def test_correct_terms_pass_together(math: MathReward) -> None:
     formats = [FormatReward(options) for options in SOUND_FORMATS[:1]]
     terms = mixed(math, *formats, LengthReward(LengthOptions(limit=4, buffer=3)), FunctionReward(lengths, "lengths"))
     assert terms_canary(terms, NUMBERS, samples()) == []
@@ -324,7 +321,7 @@ def test_a_term_that_returns_its_scores_in_another_order_each_time_is_seen() -> 
         terms_canary(mixed(FunctionReward(shuffled, "shuffled")), [], samples())
 
 
-def test_a_function_whose_scores_change_from_call_to_call_is_left_alone_and_said_so() -> None:
+def test_a_function_whose_scores_change_between_calls_is_reported_and_not_compared() -> None:
     draws = torch.Generator().manual_seed(0)
     noisy = FunctionReward(lambda rollouts: torch.rand(len(rollouts), generator=draws).tolist(), "noisy")
     assert "scores the same completions differently" in terms_canary(mixed(noisy), [], samples())[0]
@@ -338,7 +335,7 @@ def test_a_users_verifier_that_is_upside_down_is_stopped(math: MathReward) -> No
         terms_canary(mixed(FunctionReward(inverted, "inverted")), NUMBERS, samples())
 
 
-def test_a_function_that_measures_something_else_passes_whatever_it_says_of_right_answers() -> None:
+def test_a_function_that_measures_something_else_passes() -> None:
     brief = FunctionReward(lambda rollouts: [1.0 / (1.0 + len(rollout.text)) for rollout in rollouts], "brief")
     assert terms_canary(mixed(brief), NUMBERS, samples()) == []
 
@@ -403,7 +400,7 @@ def test_a_judge_is_asked_once_and_one_that_does_not_answer_stops_the_run(monkey
         terms_canary(reward, NUMBERS, samples())
 
 
-def test_prompts_without_references_are_said_not_to_be_probed_and_the_run_goes_on(math: MathReward) -> None:
+def test_prompts_without_references_are_reported_and_not_probed(math: MathReward) -> None:
     note = "the reward 'math' was not probed: no prompt has a reference"
     assert terms_canary(mixed(math), [prompt("")], samples()) == [note]
     assert known_answers_canary(mixed(math), [prompt("")]) == [note]

@@ -1,7 +1,8 @@
-"""The sync canary through the native engine: silent after sound syncs, each fault found, at any step and precision."""
+"""Weights that did not arrive are found and named, and masks that are not the policy's own."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,16 @@ import pytest
 import torch
 
 from benchmarks.canaries.session import LosesALayer, LosesTheHead, ServesTheBase, Session, Stale, Warmer, native
-from rlcore.checks.canaries import EngineCalibration, rollouts_canary, sample_probes, sync, sync_canary, token_scores
+from rlcore.checks.canaries import (
+    EngineCalibration,
+    mask_canary,
+    rollouts_canary,
+    sample_canary,
+    sample_probes,
+    sync,
+    sync_canary,
+    token_scores,
+)
 from rlcore.checks.canaries.agreement import LogprobAgreement, Spread
 from rlcore.errors import CanaryError, StaleSamplerError
 from rlcore.models.policy import score_sequences
@@ -19,14 +29,19 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.scripted import ScriptedCompletion, ScriptedSampler
 from rlcore.text.packing import TokenSequence
 from rlcore.training.update_stats import FIRST_TOKENS
-from rlcore.types import Prompt
+from rlcore.types import Prompt, Rollout
 from tests import strategies
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
 STEPS = [(torch.float32, 1e-7), (torch.bfloat16, 1e-7), (torch.bfloat16, 1e-3), (torch.float16, 1e-5)]
+
 each_step = pytest.mark.parametrize(("dtype", "learning_rate"), STEPS)
+
 PARAMS = SamplingParams(temperature=0.8, max_new_tokens=16, num_samples=1)
+
 TOKENIZER: Any = SimpleNamespace(eos_ids=(2,), decode=lambda ids: "")
+
 PROMPTS = [
     Prompt(prompt_id=str(n), messages=(), token_ids=(1, 5 + n, 9 + n), reference="", task="test") for n in range(8)
 ]
@@ -50,7 +65,7 @@ def session_of(kind: Callable[..., NativeSampler], dtype: torch.dtype, *, adapte
 
 @each_step
 @pytest.mark.parametrize("adapted", [False, True])
-def test_sound_syncs_pass(adapted: bool, dtype: torch.dtype, learning_rate: float) -> None:
+def test_complete_syncs_pass(adapted: bool, dtype: torch.dtype, learning_rate: float) -> None:
     session = session_of(NativeSampler, dtype, adapted=adapted)
     assert session.begin().unverified == frozenset()
     for _ in range(3):
@@ -68,13 +83,11 @@ def test_sound_syncs_pass(adapted: bool, dtype: torch.dtype, learning_rate: floa
 @pytest.mark.parametrize(
     ("kind", "adapted", "parts"),
     [
-        (Stale, False, "embedding|layer"),
-        (Stale, True, "layer"),
+        (Stale, False, "embedding|layer"), (Stale, True, "layer"),
         (LosesALayer, False, "in 1 modules: layer 1|in 2 modules: layer 1, vectors of layer 1"),
-        (LosesTheHead, False, "in 1 modules: head"),
-        (ServesTheBase, True, "layer"),
+        (LosesTheHead, False, "in 1 modules: head"), (ServesTheBase, True, "layer"),
     ],
-)
+)  # fmt: skip
 def test_weights_that_did_not_arrive_are_found_and_named(
     kind: Callable[..., NativeSampler], adapted: bool, parts: str, dtype: torch.dtype, learning_rate: float
 ) -> None:
@@ -96,7 +109,7 @@ def test_a_temperature_that_is_off_by_a_tenth_is_found(dtype: torch.dtype, learn
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_step_that_vanishes_in_the_engines_precision_is_no_fault(dtype: torch.dtype) -> None:
+def test_a_step_that_vanishes_in_the_precision_of_the_engine_is_no_error(dtype: torch.dtype) -> None:
     session = session_of(Stale, dtype)
     session.begin()
     assert session.step(0.0)["sync/unverified_modules"] == 0.0
@@ -192,3 +205,96 @@ def test_the_learners_scores_come_in_the_order_of_the_completions() -> None:
     assert torch.cat(expected).tolist() == pytest.approx(logprobs.tolist(), abs=1e-5)
     assert entropy.shape == logprobs.shape
     assert bool((entropy > 0.0).all())
+
+
+EOS = frozenset({2, 7})
+
+
+def rollout(**changes: object) -> Rollout:
+    made = strategies.scored_rollout(1.0, completion_ids=(3, 4, 2)).rollout
+    return dataclasses.replace(made, **changes)
+
+
+SOUND = [
+    rollout(),
+    rollout(completion_ids=(3, 4, 7)),
+    rollout(finish_reason="length", completion_ids=(3, 4, 5)),
+    rollout(completion_ids=(7, 4, 2), loss_mask=(True, False, True)),
+    rollout(completion_ids=(2, 2, 2), loss_mask=(True, False, True)),  # an EOS inside tool output is not trained on
+    rollout(finish_reason="length", completion_ids=(2, 4, 3), loss_mask=(True, False, True)),
+    rollout(completion_ids=(3, 2, 4), loss_mask=(True, False, True), num_sampled=2),  # an agent's stop strings
+    rollout(finish_reason="length", completion_ids=(3, 4, 2)),  # a call for which there was no turn left
+]
+
+
+def test_whole_rollouts_pass() -> None:
+    mask_canary(SOUND, EOS)
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (rollout(loss_mask=(True, True, False)), "EOS token is masked out"),
+        (rollout(completion_ids=(3, 4, 5)), "its last token is no EOS"),
+        (rollout(loss_mask=(True, True)), r"different lengths \[2, 3\]"),
+        (rollout(sampler_logprobs=(-1.0,)), r"different lengths \[1, 3\]"),
+        (rollout(loss_mask=(False, False, False)), "no token is trained on"),
+        (rollout(loss_mask=(True, False, True)), "turn 1 precedes tool output, but does not end with EOS"),
+        (rollout(completion_ids=(3, 2, 2)), "turn 1 continues after its EOS"),
+        (
+            rollout(finish_reason="length", completion_ids=(2, 4, 3), loss_mask=(True, False, False)),
+            "ends with tokens that are not the policy's",
+        ),
+        (
+            rollout(completion_ids=(3, 2, 4), loss_mask=(True, False, True), num_sampled=3),
+            "2 tokens are trained on, and 3",
+        ),
+        (rollout(completion_ids=(), loss_mask=(), sampler_logprobs=()), "no token is trained on"),
+    ],
+)
+def test_a_broken_rollout_is_found_among_whole_ones(broken: Rollout, message: str) -> None:
+    with pytest.raises(CanaryError, match=rf"(?s)1 of 9 rollouts.*{message}"):
+        mask_canary([*SOUND, broken], EOS)
+
+
+BRANCH = rollout(completion_ids=(3, 4, 5, 2), loss_mask=(False, False, True, True), sampler_logprobs=(0.0,) * 4)
+
+
+@pytest.mark.parametrize(
+    ("branch", "message"),
+    [
+        (BRANCH, ""),
+        (rollout(loss_mask=(False, False, False)), ""),  # not trained, as all its answers are another sample's
+        (rollout(loss_mask=(True, True, False)), "EOS token is masked out"),
+        (rollout(branches=(BRANCH,)), "a branch has branches of its own"),
+        (rollout(prompt=dataclasses.replace(BRANCH.prompt, prompt_id="other")), "is of another prompt"),
+    ],
+)
+def test_every_sample_of_an_episode_is_checked(branch: Rollout, message: str) -> None:
+    episode = rollout(branches=(BRANCH, branch))
+    if not message:
+        mask_canary([*SOUND, episode], EOS)
+        return
+    with pytest.raises(CanaryError, match=rf"(?s)1 of 9 rollouts.*{message}"):
+        mask_canary([*SOUND, episode], EOS)
+
+
+def test_whole_training_samples_pass_and_broken_ones_are_found() -> None:
+    sample = strategies.random_samples(0, num_prompts=1, group_size=1)[0]
+    whole = torch.ones_like(sample.loss_mask)
+    sample = dataclasses.replace(sample, completion_ids=(3,) * len(whole), loss_mask=whole)
+    ends = dataclasses.replace(sample, completion_ids=(*sample.completion_ids[:-1], 2))
+    sample_canary([sample, ends], EOS)
+    masked = ends.loss_mask.clone()
+    masked[-1] = False
+    masked[0] = len(masked) > 1
+    shorter = dataclasses.replace(sample)
+    object.__setattr__(shorter, "old_logprobs", sample.old_logprobs[:-1])  # past the check of axes, which tests have
+    faults = {
+        "EOS token is masked out|no token": dataclasses.replace(ends, loss_mask=masked),
+        "no token is trained on": dataclasses.replace(sample, loss_mask=torch.zeros_like(sample.loss_mask)),
+        "different lengths": shorter,
+    }
+    for message, broken in faults.items():
+        with pytest.raises(CanaryError, match=rf"(?s)1 of 2 training samples.*{message}"):
+            sample_canary([sample, broken], EOS)
