@@ -140,7 +140,7 @@ def require_no_way_around_the_drift_gate(home: Home, drifted: tuple[str, ...], m
     with pytest.raises(DataError, match=r"prompts: .*prompt_tokens \(PSI"):
         run_retrain("retrain", drifted)
     account.unlink()
-    with pytest.raises(DataError, match="cannot be read .* nor made again .its data are gone: prepare_prompts "):
+    with pytest.raises(DataError, match=r"cannot be read .* nor made again .its data are gone: prepare_prompts "):
         run_retrain("retrain", drifted)
     account.write_text(written, encoding="utf-8")
     other = Home(home.root.with_name("other"))
