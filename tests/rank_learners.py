@@ -11,8 +11,8 @@ import torch
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import CriticConfig, KlConfig, LoraConfig, OptimConfig, RlConfig
-from rlcore.distributed.ranks import ONE, Ranks, gather_full
-from rlcore.distributed.sharded import ShardConfig, attach_ranks, shard
+from rlcore.hardware.ranks import ONE, Ranks, gather_full
+from rlcore.hardware.sharded import ShardConfig, attach_ranks, shard
 from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import AdaptedModel, add_lora

@@ -19,8 +19,8 @@ import torch
 
 from rlcore.distributed import rank_process
 from rlcore.distributed.local_ranks import ChildRanks
-from rlcore.distributed.ranks import Ranks, open_ranks
 from rlcore.distributed.serialization import decode
+from rlcore.hardware.ranks import Ranks, open_ranks
 from tests.waiting import LONG
 
 SECONDS = LONG

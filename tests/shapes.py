@@ -22,7 +22,7 @@ from types import CodeType, ModuleType
 from typing import Any, get_type_hints
 
 ROOMS = tuple(f"rlcore.{room}" for room in ("algorithms", "loop", "models", "training", "types"))
-ROOMS += ("rlcore.distributed.sharded", "rlcore.text.packing")
+ROOMS += ("rlcore.hardware.sharded", "rlcore.text.packing")
 CALLS = 10  # of each function that are checked in a test
 DTYPES = ("Bool", "Float", "Float64", "Int", "Real", "Shaped")
 _calls: Counter[Any] = Counter()  # that were checked since the test began

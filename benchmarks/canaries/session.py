@@ -11,14 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.checks.canaries import (
-    EngineCalibration,
-    ExpectedWeights,
-    calibrate_engine,
-    sample_probes,
-    sync_canary,
-    token_scores,
-)
+from rlcore.checks.canaries import EngineCalibration, ExpectedWeights, calibrate_engine, sample_probes, sync_canary
 from rlcore.config import LoraConfig
 from rlcore.hardware.precision import set_compute_dtype
 from rlcore.models.lora import AdaptedModel, MergedState, add_lora
@@ -27,6 +20,7 @@ from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.text.packing import TokenSequence, pack
 from rlcore.training.local_learner import merged_state
+from rlcore.training.scoring_models import token_scores
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 

@@ -22,11 +22,11 @@ from rlcore.distributed.distributed_learner import DistributedLearner
 from rlcore.environments.calculator import CalculatorTool
 from rlcore.environments.episodes import EpisodeSampler
 from rlcore.errors import RlcoreError
-from rlcore.hardware.runtime import Runtime
 from rlcore.loop import Components, HeldOut, train
 from rlcore.loop.native import chat_prompts
 from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy, save_model
+from rlcore.models.runtime import Runtime
 from rlcore.rewards.table import RewardResources, build_rewards
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler

@@ -30,20 +30,20 @@ from benchmarks.faults.lab import (
     start,
     stopped_by,
 )
-from rlcore.checks.audit import shuffle_gap, supervised_data
-from rlcore.checks.audit.integrity import verify_model, write_model_digest
 from rlcore.checks.canaries.served_weights import verify_served_weights
 from rlcore.config import CheckpointConfig, RewardModelConfig, SftConfig
 from rlcore.evaluation.intervals import pair_accuracy
-from rlcore.hardware.runtime import Runtime
 from rlcore.loop import Components, train
 from rlcore.models.heads import ScalarHeadModel, score_rewards
+from rlcore.models.integrity import verify_model, write_model_digest
 from rlcore.models.loading import load_policy, save_model
+from rlcore.models.runtime import Runtime
 from rlcore.rewards.mix import WeightedReward, WeightedTerm
 from rlcore.rewards.user_function import FunctionReward
 from rlcore.sampling.native import NativeSampler
 from rlcore.text.demonstrations import Demonstration, render_conversation
 from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.audit import shuffle_gap, supervised_data
 from rlcore.training.preferences import TokenPair
 from rlcore.training.reward_fit import Fitted, fit_reward_model
 from rlcore.training.reward_learner import RewardLearner, reward_members

@@ -16,9 +16,9 @@ from benchmarks.peers.record import Record
 from benchmarks.peers.work import EOS, Work, advantages, parity, text_of
 from rlcore import config
 from rlcore.algorithms.resolve import resolve_algorithm
+from rlcore.components import Components
 from rlcore.hardware.precision import set_compute_dtype
 from rlcore.loop import iteration
-from rlcore.loop.components import Components
 from rlcore.loop.native import chat_prompts
 from rlcore.loop.recorder import LogRecorder
 from rlcore.models.batching import choose_kernels

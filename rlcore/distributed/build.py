@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig, to_dict
-from rlcore.distributed.ranks import Ranks
-from rlcore.distributed.sharded import ShardConfig, attach_ranks, shard
-from rlcore.hardware.runtime import Runtime
+from rlcore.hardware.ranks import Ranks
+from rlcore.hardware.sharded import ShardConfig, attach_ranks, shard
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.logprob_check import check_model
 from rlcore.models.lora import AdaptedModel, add_lora, load_adapter
+from rlcore.models.runtime import Runtime
 from rlcore.strict_config import build
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.learner import Learner

@@ -15,7 +15,6 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from rlcore.algorithms.resolve import resolve_algorithm
-from rlcore.checks.audit.slow_path import SlowPathResult
 from rlcore.config.distributed import DistributedConfig
 from rlcore.distributed.build import LearnerPlan
 from rlcore.distributed.local_ranks import child_ranks
@@ -23,8 +22,9 @@ from rlcore.distributed.rank_pool import RankPool, rank_setup
 from rlcore.errors import TrainingError
 from rlcore.hardware.machine import PRECISIONS
 from rlcore.hardware.memory import Footprint
-from rlcore.hardware.runtime import Runtime
+from rlcore.models.runtime import Runtime
 from rlcore.text.packing import TokenSequence
+from rlcore.training.audit.slow_path import SlowPathResult
 from rlcore.training.learner_protocol import PolicyFacts
 from rlcore.training.scoring_models import ForwardScores
 from rlcore.training.update_stats import UpdateStats

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from rlcore.checks.audit.shuffle_gap import ShuffleGap
 from rlcore.config import DpoConfig, RewardModelConfig, SftConfig, to_dict
 from rlcore.config.distributed import DistributedConfig
 from rlcore.distributed.build import shard_models
 from rlcore.distributed.rank_pool import RankPool, rank_setup
-from rlcore.distributed.ranks import Ranks
-from rlcore.distributed.sharded import ShardConfig
-from rlcore.hardware.runtime import Runtime
+from rlcore.hardware.ranks import Ranks
+from rlcore.hardware.sharded import ShardConfig
 from rlcore.models.logprob_check import check_model
+from rlcore.models.runtime import Runtime
 from rlcore.strict_config import build
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.audit.shuffle_gap import ShuffleGap
 from rlcore.training.dpo import DpoLearner, dpo_policy
 from rlcore.training.preferences import PreferenceSet
 from rlcore.training.reward_learner import RewardLearner, reward_backbone, reward_members

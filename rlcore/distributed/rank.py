@@ -13,11 +13,11 @@ from safetensors.torch import save
 
 from rlcore.distributed.build import LearnerPlan, make_rank_learner
 from rlcore.distributed.distributed_supervised import SupervisedPlan, make_rank_supervised
-from rlcore.distributed.ranks import Ranks, gather_full, open_ranks
 from rlcore.distributed.serialization import encode_error
-from rlcore.distributed.sharded import ShardConfig
 from rlcore.hardware.machine import PRECISIONS
-from rlcore.hardware.runtime import Runtime
+from rlcore.hardware.ranks import Ranks, gather_full, open_ranks
+from rlcore.hardware.sharded import ShardConfig
+from rlcore.models.runtime import Runtime
 from rlcore.models.saving import save_tensors
 from rlcore.training.dpo import DpoLearner
 from rlcore.training.local_learner import LocalLearner

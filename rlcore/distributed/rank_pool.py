@@ -15,7 +15,7 @@ import torch
 from rlcore.config.distributed import DistributedConfig
 from rlcore.distributed.serialization import decode, decode_error, encode, is_error
 from rlcore.errors import LearnerLostError
-from rlcore.hardware.runtime import Runtime
+from rlcore.models.runtime import Runtime
 
 _GRACE_SECONDS = 5.0  # for the answers of other ranks after one has failed
 

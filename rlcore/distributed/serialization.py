@@ -19,15 +19,15 @@ from typing import Any
 import torch
 
 from rlcore import errors
-from rlcore.checks.audit.features import Features
-from rlcore.checks.audit.shuffle_gap import ShuffleGap
-from rlcore.checks.audit.slow_path import SlowPathResult
-from rlcore.checks.audit.trials import Gradient, Trial
 from rlcore.errors import RlcoreError
 from rlcore.hardware.memory import Footprint
 from rlcore.sampling.base import SamplingParams
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence
+from rlcore.training.audit.features import Features
+from rlcore.training.audit.shuffle_gap import ShuffleGap
+from rlcore.training.audit.slow_path import SlowPathResult
+from rlcore.training.audit.trials import Gradient, Trial
 from rlcore.training.preferences import Comparison, PreferenceSet
 from rlcore.training.scoring_models import ForwardScores
 from rlcore.training.update_stats import UpdateStats

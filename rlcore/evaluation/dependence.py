@@ -8,9 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlcore.errors import DataError
-from rlcore.evaluation.intervals import Interval, accuracy
+from rlcore.evaluation.intervals import Interval, accuracy, cluster_bootstrap
 from rlcore.evaluation.win_rate import PairResults
-from rlcore.training.reward_calibration import cluster_bootstrap
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

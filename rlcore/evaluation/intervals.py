@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from rlcore.errors import DataError, NonFiniteError
 
 _RESAMPLES = 2_000
+_CLUSTER_RESAMPLES = 1_000
 _CHUNK_VALUES = 4_000_000  # resampled at a time: 32 MB
 
 
@@ -168,3 +169,23 @@ def _resampled_means(data: NDArray[np.float64], generator: np.random.Generator) 
     chunk = max(1, _CHUNK_VALUES // n)
     sizes = [min(chunk, _RESAMPLES - start) for start in range(0, _RESAMPLES, chunk)]
     return np.concatenate([data[generator.integers(0, n, (size, n))].mean(axis=1) for size in sizes])
+
+
+def cluster_bootstrap(
+    statistic: Callable[[NDArray[np.int64]], float], clusters: NDArray[np.int64], *, seed: int, confidence: float = 0.95
+) -> Interval:
+    """Return a statistic of [N] rows with its percentile interval, resampling whole clusters (prompts).
+
+    ``statistic`` is called with indices of rows. Resamples with a non-finite statistic are excluded.
+    """
+    different, index = np.unique(clusters, return_inverse=True)
+    rows = np.split(np.argsort(index, kind="stable"), np.cumsum(np.bincount(index))[:-1])
+    generator = np.random.default_rng(seed)
+    draws = [
+        statistic(np.concatenate([rows[each] for each in generator.integers(0, len(different), len(different))]))
+        for _ in range(_CLUSTER_RESAMPLES)
+    ]
+    finite = [draw for draw in draws if np.isfinite(draw)]
+    mean = statistic(np.arange(len(clusters)))
+    low, high = np.quantile(finite, [(1 - confidence) / 2, (1 + confidence) / 2]) if finite else (mean, mean)
+    return Interval(mean=mean, low=min(float(low), mean), high=max(float(high), mean), n=len(clusters))

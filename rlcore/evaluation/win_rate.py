@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from rlcore.config.answers import JudgeBounds
 from rlcore.errors import DataError
 from rlcore.evaluation.conditions import Check, check_max, check_min
-from rlcore.evaluation.intervals import Interval, accuracy, mean_fraction
-from rlcore.training.reward_calibration import cluster_bootstrap
+from rlcore.evaluation.intervals import Interval, accuracy, cluster_bootstrap, mean_fraction
 
 Floats = NDArray[np.float64]
 _PRIOR = 1e-2  # of φ: a normal prior with a standard deviation of 10 log-odds keeps the slope finite

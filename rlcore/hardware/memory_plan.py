@@ -1,7 +1,7 @@
 """Memory plan of a stage, computed from configuration and model shape before anything is loaded.
 
 Weights, gradients and moments are exact. Activations are an estimate for Llama-like layers, within a quarter of what
-:func:`rlcore.hardware.memory_meter.measure_peak` measures. Bytes per token and layer:
+:func:`rlcore.models.memory_meter.measure_peak` measures. Bytes per token and layer:
 
     float32                  32 h + 8 k + 16 i     h, k, i: hidden size, width of keys, of the feed-forward layer
     half                     30 h + 4 k +  8 i     residual stream and norms stay float32

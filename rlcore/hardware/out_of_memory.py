@@ -16,8 +16,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
-from rlcore.distributed.sharded import is_single_process
 from rlcore.errors import TrainingError
+from rlcore.hardware.sharded import is_single_process
 from rlcore.text.packing import TokenSequence
 
 T = TypeVar("T")

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 import torch
 from torch import Tensor
 
-from rlcore.distributed.sharded import device_of
 from rlcore.hardware.memory import is_large
+from rlcore.hardware.sharded import device_of
 
 if TYPE_CHECKING:
     from jaxtyping import Float

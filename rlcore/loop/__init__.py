@@ -13,7 +13,7 @@
         result = finish(run)
 """
 
-from rlcore.loop.components import Components, HeldOut
+from rlcore.components import Components, HeldOut
 from rlcore.loop.iteration import finish, iterate, open_run, train
 from rlcore.loop.recorder import HealthStop, LogRecorder, Recorder, summary_line
 from rlcore.loop.run import Run, TrainResult

@@ -13,12 +13,12 @@ from rlcore.checks.canaries import known_answers_canary, terms_canary
 from rlcore.checks.causes import unchanged
 from rlcore.checks.health import HealthMonitor
 from rlcore.checks.settings import require_disjoint
+from rlcore.components import Components
 from rlcore.errors import ConfigError, LearnerLostError, NonFiniteError
 from rlcore.loop.checkpoints import Checkpoints
-from rlcore.loop.components import Components
 from rlcore.loop.history import History
 from rlcore.loop.prefetch import RolloutPrefetcher, mean_staleness
-from rlcore.loop.prompt_schedule import SampledGroups
+from rlcore.loop.prompt_schedule import SampledGroups, schedule_of
 from rlcore.loop.recorder import LogRecorder, Recorder
 from rlcore.loop.rollouts import (
     branch_metrics,
@@ -86,7 +86,7 @@ def open_run(components: Components, recorder: Recorder) -> Iterator[Run]:
             components=components,
             recorder=recorder,
             checkpoints=checkpoints,
-            prompt_schedule=components.prompt_schedule(),
+            prompt_schedule=schedule_of(components),
             prefetcher=prefetcher,
             audit=audit,
             history=History(components.folder),

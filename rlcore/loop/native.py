@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rlcore.checks.settings import check_run
+from rlcore.components import Components
 from rlcore.config import HardwareConfig, RlConfig, to_dict
 from rlcore.config.rl import OBSERVERS
 from rlcore.distributed.build import LearnerPlan, make_learner, make_policy
 from rlcore.errors import ConfigError
 from rlcore.hardware.machine import choose_device_and_dtype
-from rlcore.hardware.runtime import Runtime
-from rlcore.loop.components import Components
 from rlcore.models.model_validation import read_config
+from rlcore.models.runtime import Runtime
 from rlcore.models.saving import weights_digest
 from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.user_function import UserFunction, function_reward

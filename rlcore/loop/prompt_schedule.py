@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from rlcore.components import Components
 from rlcore.errors import CheckpointError
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.types import Prompt
@@ -221,3 +222,15 @@ def mix_cycle(weights: tuple[tuple[str, float], ...]) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=16)
 def _order(count: int, seed: int, purpose: tuple[int | str, ...]) -> list[int]:
     return shuffled(count, seed, *purpose)
+
+
+def schedule_of(components: Components) -> PromptSchedule:
+    """Return the prompt schedule of a run before its first iteration."""
+    config = components.config
+    return PromptSchedule(
+        components.prompts,
+        config.prompts_per_iteration,
+        seed=components.seed,
+        weights=components.mixture_weights,
+        keep_prob=config.sampling.zero_signal_keep_prob,
+    )

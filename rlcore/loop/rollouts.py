@@ -11,9 +11,9 @@ import torch
 from rlcore.algorithms.advantages import has_signal
 from rlcore.checks.audit.prompt_checks import require_groups
 from rlcore.checks.canaries import mask_canary
+from rlcore.components import Components, HeldOut
 from rlcore.errors import RewardError
 from rlcore.evaluation.intervals import accuracy, dataset_accuracy, dataset_scores
-from rlcore.loop.components import Components, HeldOut
 from rlcore.loop.prompt_schedule import SampledGroups, interleave, replace_groups, unused_prompts
 from rlcore.loop.run import Run, timed
 from rlcore.loop.weight_sync import prepare_weight_load

@@ -13,9 +13,9 @@ from rlcore.checks.audit.audit import Audit
 from rlcore.checks.canaries import EngineCalibration
 from rlcore.checks.causes import explained
 from rlcore.checks.health import HealthFinding, HealthMonitor, HealthReport
+from rlcore.components import Components
 from rlcore.errors import TrainingError
 from rlcore.loop.checkpoints import Checkpoints
-from rlcore.loop.components import Components
 from rlcore.loop.history import History
 from rlcore.loop.prefetch import RolloutPrefetcher
 from rlcore.loop.prompt_schedule import PromptSchedule

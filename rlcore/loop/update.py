@@ -10,13 +10,13 @@ from pathlib import Path
 
 from rlcore.checks.audit.audit import Audit
 from rlcore.checks.canaries import sample_canary
+from rlcore.components import Components
 from rlcore.errors import NonFiniteError
 from rlcore.hardware.memory import Footprint
-from rlcore.hardware.memory_meter import kv_cache_bytes
-from rlcore.loop.components import Components
 from rlcore.loop.prompt_schedule import SampledGroups
 from rlcore.loop.run import Run, counted
 from rlcore.loop.weight_sync import verify_rollouts
+from rlcore.models.memory_meter import kv_cache_bytes
 from rlcore.models.saving import atomic_folder
 from rlcore.seeding import derive_seed
 from rlcore.training.experience import Experience, build_experience

@@ -21,7 +21,7 @@ from rlcore.checks.canaries import (
     sync_canary,
     weights_canary,
 )
-from rlcore.loop.components import Components
+from rlcore.components import Components
 from rlcore.loop.run import Run, counted
 from rlcore.sampling.base import Sampler, SamplingParams, replicas_of
 from rlcore.seeding import derive_seed

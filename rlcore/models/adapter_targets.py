@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
 from rlcore.hardware.precision import Linear
-from rlcore.models.architectures import backbone
+from rlcore.hardware.sharded import backbone
 
 logger = logging.getLogger(__name__)
 # peft treats these names as the projections of all experts of a mixture, which are one tensor in memory.

@@ -36,13 +36,6 @@ _SCALES: dict[str, Callable[[Any], float]] = {
 }
 
 
-def backbone(model: Any) -> Callable[..., Any]:
-    """Return the model without its head: ``base_model``, unless that is the model itself and it has a ``model``."""
-    base = model.base_model
-    part: Callable[..., Any] = getattr(model, "model", base) if base is model else base
-    return part
-
-
 def supports_prompt_sharing(model: Any) -> bool:
     """Return True if completions of one prompt may share a row, and one copy of its keys when decoding."""
     base = getattr(model, "base", model)

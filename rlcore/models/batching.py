@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.distributed.sharded import device_of, ranks_of
 from rlcore.hardware.memory import filled_on, positions_on
 from rlcore.hardware.precision import use_onednn
+from rlcore.hardware.sharded import device_of, ranks_of
 from rlcore.models.architectures import is_recurrent, library_attention, supports_prompt_sharing
 from rlcore.models.tree_attention import TREE_ATTENTION, WIDTHS
 from rlcore.text.packing import EXACT, PackedBatch, TokenSequence, empty, pack, split_across_ranks

@@ -23,8 +23,8 @@ from rlcore.config import LoraConfig
 from rlcore.errors import ModelError
 from rlcore.extras import install_command
 from rlcore.hardware.precision import at_least_float32, product
+from rlcore.hardware.sharded import backbone
 from rlcore.models.adapter_targets import choose_targets, log_coverage
-from rlcore.models.architectures import backbone
 from rlcore.models.saving import save_tensors, weights_digest
 from rlcore.seeding import generator
 

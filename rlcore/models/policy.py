@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcore.distributed.sharded import device_of, run_forward
 from rlcore.errors import ModelError
 from rlcore.hardware.out_of_memory import oom_retry
 from rlcore.hardware.precision import autocast, compute_dtype
-from rlcore.models.architectures import backbone, logit_scale, supports_prompt_sharing
+from rlcore.hardware.sharded import backbone, device_of, run_forward
+from rlcore.models.architectures import logit_scale, supports_prompt_sharing
 from rlcore.models.batching import pack_for
 from rlcore.models.head_loss import LossOfChunk, fits, fused_loss
 from rlcore.models.logprobs import chunked_logprobs, target_logprobs

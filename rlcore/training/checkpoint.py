@@ -24,10 +24,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from rlcore.algorithms.kl import KlController
-from rlcore.checks.audit.integrity import verify_restored
-from rlcore.distributed.ranks import Ranks, gather_full, is_shard
-from rlcore.distributed.sharded import shard_like
 from rlcore.errors import CheckpointError, StorageError
+from rlcore.hardware.ranks import Ranks, gather_full, is_shard
+from rlcore.hardware.sharded import shard_like
+from rlcore.models.integrity import verify_restored
 from rlcore.models.saving import fsync, save_tensors
 from rlcore.training.learner import Learner
 from rlcore.training.loss_scale import LossScale

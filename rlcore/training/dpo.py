@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms.preference import bradley_terry, implicit_rewards, smoothed
-from rlcore.checks.audit.integrity import verify_saved
 from rlcore.config import DpoConfig
-from rlcore.distributed.sharded import device_of, full_state_dict, ranks_of, run_forward
 from rlcore.errors import DataError
 from rlcore.hardware.memory import filled_on, positions_on
 from rlcore.hardware.out_of_memory import retry_unless_distributed
-from rlcore.hardware.runtime import Runtime
+from rlcore.hardware.sharded import device_of, full_state_dict, ranks_of, run_forward
 from rlcore.models.batching import pack_for, rank_indices
+from rlcore.models.integrity import verify_saved
 from rlcore.models.loading import save_model
 from rlcore.models.logprob_check import check_model
 from rlcore.models.lora import AdaptedModel, MergedState, add_lora
 from rlcore.models.policy import completion_loss, completion_states, score_sequences, state_scores
+from rlcore.models.runtime import Runtime
 from rlcore.progress import advance
 from rlcore.seeding import shuffled
 from rlcore.text.packing import PackedBatch, TokenSequence

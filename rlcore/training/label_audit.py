@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcore.distributed.sharded import device_of, run_forward
 from rlcore.hardware.out_of_memory import oom_retry
+from rlcore.hardware.sharded import device_of, run_forward
 from rlcore.models.batching import pack_for
 from rlcore.models.policy import hidden_states, state_scores
 from rlcore.text.packing import PackedBatch, TokenSequence

@@ -17,9 +17,9 @@ from rlcore.algorithms.kl import KlController
 from rlcore.algorithms.objective import Coefficients
 from rlcore.algorithms.table import Algorithm
 from rlcore.config import OptimConfig, RlConfig
-from rlcore.distributed.sharded import ranks_of
 from rlcore.errors import NonFiniteError
 from rlcore.hardware.out_of_memory import retry_unless_distributed
+from rlcore.hardware.sharded import ranks_of
 from rlcore.models.batching import pack_for, rank_indices
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.progress import advance

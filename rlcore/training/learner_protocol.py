@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from rlcore.algorithms.table import Algorithm
-from rlcore.checks.audit.slow_path import SlowPathResult
 from rlcore.config import RlConfig
 from rlcore.hardware.memory import Footprint
+from rlcore.training.audit.slow_path import SlowPathResult
 from rlcore.training.scoring_models import ScoresCompletions
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Rollout, TrainingSample

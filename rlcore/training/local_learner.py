@@ -12,24 +12,23 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.table import Algorithm
-from rlcore.checks.audit.integrity import verify_saved
-from rlcore.checks.audit.optimizer_check import OptimizerChecker
-from rlcore.checks.audit.slow_path import SlowPathResult, run_slow_path
-from rlcore.checks.canaries import token_scores
 from rlcore.config import RlConfig
-from rlcore.distributed.sharded import full_state_dict, is_single_process
 from rlcore.hardware.memory import Footprint, release_freed
-from rlcore.hardware.memory_meter import measure_peak, num_parameters, optimizer_bytes
 from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.hardware.precision import compute_dtype
+from rlcore.hardware.sharded import full_state_dict, is_single_process
+from rlcore.models.integrity import verify_saved
 from rlcore.models.loading import save_model
 from rlcore.models.lora import AdaptedModel, MergedState
+from rlcore.models.memory_meter import measure_peak, num_parameters, optimizer_bytes
 from rlcore.text.packing import TokenSequence
+from rlcore.training.audit.optimizer_check import OptimizerChecker
+from rlcore.training.audit.slow_path import SlowPathResult, run_slow_path
 from rlcore.training.checkpoint import load_newest
 from rlcore.training.checkpoint_writer import CheckpointWriter
 from rlcore.training.learner import Learner
 from rlcore.training.learner_protocol import PolicyFacts
-from rlcore.training.scoring_models import ForwardScores, ScoringModels
+from rlcore.training.scoring_models import ForwardScores, ScoringModels, token_scores
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Rollout, TrainingSample
 

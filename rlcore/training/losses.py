@@ -16,22 +16,22 @@ from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
 from rlcore.algorithms.ratios import clamped_difference, token_ratio
 from rlcore.algorithms.table import Algorithm
 from rlcore.algorithms.values import value_loss
-from rlcore.checks.audit.learner_state import kl_sums
 from rlcore.config import CriticConfig, RlConfig
-from rlcore.distributed.ranks import Ranks
-from rlcore.distributed.sharded import device_of, run_forward
+from rlcore.hardware.ranks import Ranks
+from rlcore.hardware.sharded import device_of, run_forward
 from rlcore.models.batching import pack_for
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import completion_logprobs, completion_loss, completion_states
 from rlcore.seeding import shuffled
 from rlcore.text.packing import PackedBatch
+from rlcore.training.audit.reference_impl import LOG_RATIO
 from rlcore.training.minibatches import Columns, num_policy_tokens, token_sequences
 from rlcore.training.scoring_models import ScoringModels
 from rlcore.training.update_stats import FIRST_TOKENS, StatAccumulator
 from rlcore.types import TrainingSample
 
 if TYPE_CHECKING:
-    from jaxtyping import Float
+    from jaxtyping import Bool, Float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -252,3 +252,13 @@ def critic_loss(
     loss = (columns.weights.to(device) * per_token).sum()
     totals.add_loss("loss/value", loss)
     return loss
+
+
+@torch.no_grad()
+def kl_sums(
+    logprobs: Float[Tensor, "n"], old: Float[Tensor, "n"], ref: Float[Tensor, "n"], mask: Bool[Tensor, "n"]
+) -> list[Float[Tensor, ""]]:
+    """Return the number of own tokens [N], and the sums of KL(old || policy) and KL(policy || ref) over them, nats."""
+    gaps = [(logprobs - old).double(), (ref - logprobs).double()]
+    own = [gap.masked_fill(~mask, 0.0).clamp(-LOG_RATIO, LOG_RATIO) for gap in gaps]
+    return [mask.sum().double(), *((gap.expm1() - gap).sum() for gap in own)]

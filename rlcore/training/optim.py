@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.config import OptimConfig
-from rlcore.distributed.ranks import ONE, Ranks, gather_full
 from rlcore.errors import ConfigError, NonFiniteError, TrainingError
 from rlcore.extras import install_command
 from rlcore.hardware.precision import no_autocast
+from rlcore.hardware.ranks import ONE, Ranks, gather_full
 from rlcore.training.loss_scale import LossScale
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from rlcore.distributed.ranks import ONE, Ranks
+from rlcore.hardware.ranks import ONE, Ranks
 from rlcore.text.packing import TokenSequence, balance
 
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlcore.evaluation.intervals import Interval, expected_calibration_error, pair_accuracy
+from rlcore.evaluation.intervals import Interval, cluster_bootstrap, expected_calibration_error, pair_accuracy
 
 Floats = NDArray[np.float64]
 NUM_BINS = 10
-_RESAMPLES = 1_000
 _LOG_TEMPERATURES = (-4.0, 4.0)  # 0.018 to 55: the optimum of a model that is always right is 0
 
 
@@ -69,26 +67,6 @@ def fit_temperature(margins: Floats) -> float:
         left, right = high - ratio * (high - low), low + ratio * (high - low)
         low, high = (low, right) if loss(left) <= loss(right) else (left, high)
     return float(np.exp((low + high) / 2))
-
-
-def cluster_bootstrap(
-    statistic: Callable[[NDArray[np.int64]], float], clusters: NDArray[np.int64], *, seed: int, confidence: float = 0.95
-) -> Interval:
-    """Return a statistic of [N] rows with its percentile interval, resampling whole clusters (prompts).
-
-    ``statistic`` is called with indices of rows. Resamples with a non-finite statistic are excluded.
-    """
-    different, index = np.unique(clusters, return_inverse=True)
-    rows = np.split(np.argsort(index, kind="stable"), np.cumsum(np.bincount(index))[:-1])
-    generator = np.random.default_rng(seed)
-    draws = [
-        statistic(np.concatenate([rows[each] for each in generator.integers(0, len(different), len(different))]))
-        for _ in range(_RESAMPLES)
-    ]
-    finite = [draw for draw in draws if np.isfinite(draw)]
-    mean = statistic(np.arange(len(clusters)))
-    low, high = np.quantile(finite, [(1 - confidence) / 2, (1 + confidence) / 2]) if finite else (mean, mean)
-    return Interval(mean=mean, low=min(float(low), mean), high=max(float(high), mean), n=len(clusters))
 
 
 def calibration_interval(margins: Floats, prompts: NDArray[np.int64], *, seed: int, confidence: float) -> Interval:

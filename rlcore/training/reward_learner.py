@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcore.checks.audit.supervised_data import require_last_token
 from rlcore.config import BackboneConfig, RewardModelConfig
-from rlcore.distributed.sharded import full_state_dict, ranks_of, run_forward, shard_like
-from rlcore.hardware.runtime import Runtime
+from rlcore.hardware.sharded import full_state_dict, ranks_of, run_forward, shard_like
 from rlcore.models.batching import rank_indices
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.loading import save_model
 from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.models.reward_ensemble import keep_layers, last_states, raw_scores, save_members, share_frozen
+from rlcore.models.runtime import Runtime
 from rlcore.seeding import derive_seed, generator
 from rlcore.text.packing import TokenSequence
+from rlcore.training.audit.supervised_data import require_last_token
 from rlcore.training.label_audit import audit_features
 from rlcore.training.preferences import PreferenceSet
 from rlcore.training.reward_model import RewardSteps

@@ -10,9 +10,9 @@ import torch
 
 from rlcore.algorithms.preference import bradley_terry, smoothed
 from rlcore.config import RewardModelConfig
-from rlcore.distributed.sharded import device_of, ranks_of, run_forward
 from rlcore.hardware.memory import filled_on, positions_on
 from rlcore.hardware.out_of_memory import retry_unless_distributed
+from rlcore.hardware.sharded import device_of, ranks_of, run_forward
 from rlcore.models.batching import pack_for
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.seeding import shuffled

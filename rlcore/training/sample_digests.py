@@ -6,8 +6,8 @@ import hashlib
 from array import array
 from collections.abc import Iterable
 
-from rlcore.distributed.ranks import Ranks
 from rlcore.errors import CanaryError
+from rlcore.hardware.ranks import Ranks
 from rlcore.types import TrainingSample
 
 _FIELDS = ("loss_mask", "sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")

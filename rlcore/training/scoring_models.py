@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.distributed.sharded import ranks_of
-from rlcore.models.batching import rank_indices
+from rlcore.hardware.sharded import device_of, ranks_of, run_forward
+from rlcore.models.batching import pack_for, rank_indices
 from rlcore.models.heads import ScalarHeadModel, score_rewards, score_shared, score_values
-from rlcore.models.policy import score_sequences
+from rlcore.models.policy import completion_logprobs, scatter_tokens, score_sequences
 from rlcore.text.packing import TokenSequence
+from rlcore.types import Rollout
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -106,3 +108,18 @@ class ScoringModels:
                 chosen = [sequences[i] for i in cut]
                 next_values[list(cut)] = score_rewards(self.critic, chosen, tokens_per_microbatch=budget)
         return ForwardScores(old=old, ref=ref, values=values, next_values=next_values)
+
+
+@torch.no_grad()
+def token_scores(
+    model: PreTrainedModel, rollouts: Sequence[Rollout], *, temperature: float, tokens_per_microbatch: int
+) -> tuple[Float[torch.Tensor, "tokens"], Float[torch.Tensor, "tokens"]]:
+    """Return log-probability and entropy of every token of the completions, concatenated, float32 [T] on the CPU."""
+    texts = [TokenSequence(prompt_ids=r.prompt.token_ids, completion_ids=r.completion_ids) for r in rollouts]
+    logprobs, entropies = ([torch.empty(len(text.completion_ids)) for text in texts] for _ in range(2))
+    for packed in pack_for(model, texts, tokens_per_microbatch=tokens_per_microbatch):
+        batch = packed.to(device_of(model))
+        found = run_forward(model, partial(completion_logprobs, model, batch, temperature=temperature))
+        for values, results in zip(found, (logprobs, entropies), strict=True):
+            scatter_tokens(values, batch, results)
+    return torch.cat(logprobs), torch.cat(entropies)

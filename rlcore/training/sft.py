@@ -11,19 +11,19 @@ from typing import Protocol
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.checks.audit.integrity import verify_saved
-from rlcore.checks.audit.shuffle_gap import ShuffleGap, measure_shuffle_gap
 from rlcore.config import SftConfig
-from rlcore.distributed.sharded import device_of, full_state_dict, ranks_of, run_forward
 from rlcore.errors import DataError
 from rlcore.hardware.out_of_memory import retry_unless_distributed
+from rlcore.hardware.sharded import device_of, full_state_dict, ranks_of, run_forward
 from rlcore.models.batching import pack_for, rank_indices
+from rlcore.models.integrity import verify_saved
 from rlcore.models.loading import save_model
 from rlcore.models.policy import completion_loss, completion_states, state_scores
 from rlcore.progress import advance
 from rlcore.seeding import shuffled
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import PackedBatch
+from rlcore.training.audit.shuffle_gap import ShuffleGap, measure_shuffle_gap
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
 

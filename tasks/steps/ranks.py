@@ -15,7 +15,7 @@ from rlcore.distributed.cluster.remote_ranks import cluster_ranks
 from rlcore.distributed.distributed_supervised import SupervisedPlan
 from rlcore.distributed.local_ranks import child_ranks
 from rlcore.distributed.rank_pool import RankPool
-from rlcore.hardware.runtime import Runtime
+from rlcore.models.runtime import Runtime
 from rlcore.tasks.steps.base import StageContext
 
 Handle = TypeVar("Handle")

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel
 
 from rlcore.choices import choices
 from rlcore.config import RewardTerm
-from rlcore.hardware.runtime import Runtime
 from rlcore.models.lora import AdaptedModel, is_adapter_of, load_adapter
 from rlcore.models.reward_ensemble import load_reward_model
+from rlcore.models.runtime import Runtime
 from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.reward_model import token_scorer
 from rlcore.rewards.table import RewardResources, build_rewards

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rlcore.choices import choices
 from rlcore.config import AgentConfig, EngineConfig, SamplingConfig
-from rlcore.hardware.runtime import Runtime
+from rlcore.models.runtime import Runtime
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
 from rlcore.tasks.steps.vllm_engine import open_vllm_servers

@@ -11,7 +11,7 @@ import torch
 from rlcore.config import HardwareConfig
 from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.hardware.out_of_memory import empty_cache
-from rlcore.hardware.runtime import Runtime
+from rlcore.models.runtime import Runtime
 
 
 @contextlib.contextmanager

@@ -13,7 +13,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlcore.checks.audit.integrity import verify_model
 from rlcore.checks.canaries import mask_canary
 from rlcore.checks.settings import check_context
 from rlcore.config import AnswersConfig
@@ -21,6 +20,7 @@ from rlcore.data_contracts.characters import has_visible
 from rlcore.environments.episodes import EpisodeSampler
 from rlcore.errors import ConfigError, RewardError
 from rlcore.models.architectures import positions_of
+from rlcore.models.integrity import verify_model
 from rlcore.rewards.base import check_error_rate, score_groups
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler, SamplingParams

@@ -12,8 +12,8 @@ import torch
 from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import ConfigError
 from rlcore.hardware.out_of_memory import empty_cache
-from rlcore.hardware.runtime import Runtime
 from rlcore.models.architectures import positions_of
+from rlcore.models.runtime import Runtime
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.replicas import open_servers
 from rlcore.sampling.vllm.gpu_assignment import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 
 from rlcore.config import EngineConfig, LoraConfig
-from rlcore.hardware.runtime import Runtime
+from rlcore.models.runtime import Runtime
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

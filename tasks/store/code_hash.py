@@ -41,6 +41,8 @@ NEUTRAL = (
     "rlcore.config",
     "rlcore.extras",
     "rlcore.metrics",
+    "rlcore.models.integrity",
+    "rlcore.models.seal",
     "rlcore.progress",
     "rlcore.tasks.drawing",
     "rlcore.tasks.keys",
@@ -51,6 +53,7 @@ NEUTRAL = (
     "rlcore.tasks.report",
     "rlcore.tasks.store",
     "rlcore.tasks.tracking",
+    "rlcore.training.audit",
 )
 _KIND = re.compile(r"rlcore\.tasks\.kinds(\.\w+)?")  # says where its parts are
 _NOT_COMPUTED = re.compile(r"rlcore\.tasks\.kinds\.\w+\.(settings|page|stage|memory|checks)")

@@ -18,8 +18,7 @@ def passes_shards(path: str) -> bool:
     """Return True if a module computes with models that may be in shards."""
     imports = [node for node in nodes(path) if isinstance(node, ast.ImportFrom)]
     return any(
-        node.module == "rlcore.distributed.sharded" and "run_forward" in {a.name for a in node.names}
-        for node in imports
+        node.module == "rlcore.hardware.sharded" and "run_forward" in {a.name for a in node.names} for node in imports
     )
 
 

@@ -11,8 +11,8 @@ from transformers import LlamaConfig
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import CriticConfig, UpdateConfig
-from rlcore.distributed.ranks import Ranks, gather_full, open_ranks
-from rlcore.distributed.sharded import ShardConfig, shard
+from rlcore.hardware.ranks import Ranks, gather_full, open_ranks
+from rlcore.hardware.sharded import ShardConfig, shard
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import score_sequences
 from rlcore.training.learner import Learner

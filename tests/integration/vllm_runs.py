@@ -17,8 +17,8 @@ import psutil
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.checks.canaries import EngineCalibration, ExpectedWeights, sample_probes, sync_canary, token_scores
-from rlcore.checks.canaries.agreement import Spread
+from rlcore.algorithms.agreement import Spread
+from rlcore.checks.canaries import EngineCalibration, ExpectedWeights, sample_probes, sync_canary
 from rlcore.config import EngineConfig, ModelConfig, ShapeConfig, TimeoutConfig
 from rlcore.models.importing import import_model
 from rlcore.models.lora import AdaptedModel
@@ -29,6 +29,7 @@ from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.server import VllmSampler, open_vllm
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.local_learner import merged_state
+from rlcore.training.scoring_models import token_scores
 from rlcore.types import FailedRollout, Message, Prompt, Rollout
 
 PYTHON = os.environ.get("ENGINE_PYTHON", "")

@@ -17,21 +17,22 @@ import torch
 from rlcore.checks.audit import comparison, learner_state, prompt_checks
 from rlcore.checks.audit.discrepancy import Discrepancy
 from rlcore.checks.audit.draws import CompletionIndex, DrawAudit
-from rlcore.checks.audit.episode_checks import choose_episodes, is_agents, samples_of
+from rlcore.checks.audit.episode_checks import choose_episodes, is_agents
 from rlcore.checks.audit.evaluation_checks import Answers, EvaluationAudit
-from rlcore.checks.audit.integrity import digest_of_prompts
-from rlcore.checks.audit.reference_impl import trainable
 from rlcore.checks.audit.reward_terms import RewardAudit, known_prompts
 from rlcore.checks.canaries import known_answers_canary
 from rlcore.errors import CanaryError, CheckpointError, NonFiniteError
+from rlcore.models.integrity import digest_of_prompts
 from rlcore.seeding import derive_seed
+from rlcore.training.audit.reference_impl import samples_of, trainable
 from rlcore.training.experience import Experience
+from rlcore.training.losses import kl_sums
 from rlcore.training.sample_digests import digest
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout, TrainingSample
 
 if TYPE_CHECKING:
-    from rlcore.loop.components import Components
+    from rlcore.components import Components
 
 _OPTIMIZER = "check the optimizer, and code that sets requires_grad or weights"
 Groups = Sequence[Sequence[ScoredRollout]]
@@ -210,7 +211,7 @@ class Audit:
             return
         after, _ = learner.scores(self._audited)
         old, mask = (torch.cat([getattr(each, name) for each in samples]) for name in ("old_logprobs", "loss_mask"))
-        count, total, _ = learner_state.kl_sums(after, old, after, mask)
+        count, total, _ = kl_sums(after, old, after, mask)
         tolerance = 2e-3 if learner.facts.compute_dtype.itemsize < 4 else 1e-4
         found, own = stats.metrics["kl/after_update"], float(total / count)
         name = "the KL after the update, which the penalty follows"

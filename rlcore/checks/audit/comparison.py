@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rlcore.algorithms.agreement import LIMITS, SLACK
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.checks.audit.discrepancy import Discrepancy
-from rlcore.checks.audit.episode_checks import episode_errors, samples_of
-from rlcore.checks.audit.reference_impl import expected, trainable
-from rlcore.checks.audit.slow_path import SlowPathResult
-from rlcore.checks.audit.trials import Trial
-from rlcore.checks.canaries.agreement import LIMITS, SLACK
+from rlcore.checks.audit.episode_checks import episode_errors
 from rlcore.config import RlConfig
 from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.audit.reference_impl import expected, samples_of, trainable
+from rlcore.training.audit.slow_path import SlowPathResult
+from rlcore.training.audit.trials import Trial
 from rlcore.training.experience import Experience
 from rlcore.training.minibatches import num_policy_tokens
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Rollout, ScoredRollout, TrainingSample
 
 if TYPE_CHECKING:
-    from rlcore.loop.components import Components
+    from rlcore.components import Components
 
 _CLOSE = 1e-4
 _FEW = 16  # tokens: the mean of fewer is compared with the limit of single ones

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from rlcore.checks.audit.discrepancy import Discrepancy
-from rlcore.checks.audit.features import FLOORS, GROUPS, LIKELIEST, NUCLEI, POWERS, Features
 from rlcore.checks.audit.learner_state import rollout_seed
-from rlcore.checks.audit.slow_path import MAX_TOKENS, SlowPathResult
 from rlcore.sampling.base import replicas_of
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.seeding import derive_seed, generator, shuffled
+from rlcore.training.audit.features import FLOORS, GROUPS, LIKELIEST, NUCLEI, POWERS, Features
+from rlcore.training.audit.slow_path import MAX_TOKENS, SlowPathResult
 from rlcore.types import Prompt, Rollout, ScoredRollout
 
 if TYPE_CHECKING:
-    from rlcore.loop.components import Components
+    from rlcore.components import Components
 
 Groups = Sequence[Sequence[ScoredRollout]]
 _TOKENS = 512  # tokens tested per iteration, about

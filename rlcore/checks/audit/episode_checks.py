@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from rlcore.checks.audit.discrepancy import Discrepancy
 from rlcore.seeding import shuffled
+from rlcore.training.audit.reference_impl import samples_of
 from rlcore.types import ScoredRollout, TrainingSample
 
 _FIX = "check how the calls of an agent become branches, and how branches become training samples"
-
-
-def samples_of(item: ScoredRollout) -> list[ScoredRollout]:
-    """Return the samples of an episode that are trained on, each with the episode's score."""
-    own = item.rollout
-    return [replace(item, rollout=each) for each in (own, *own.branches) if any(each.loss_mask)]
 
 
 def is_agents(items: Sequence[ScoredRollout]) -> bool:

@@ -18,7 +18,7 @@ from rlcore.seeding import shuffled
 from rlcore.types import CORRECT_FROM, FailedRollout, Rollout, Score, ScoredRollout
 
 if TYPE_CHECKING:
-    from rlcore.loop.components import Components, HeldOut
+    from rlcore.components import Components, HeldOut
 
 _FIX = "check how answers are sampled, graded and counted; nothing may be decided by this evaluation"
 _FLAT = {True: (1.0, 0.05), False: (0.01, 0.0)}  # by half precision: slack in nats, fraction of tokens beyond it

@@ -7,18 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from rlcore.checks.audit.discrepancy import Discrepancy
-from rlcore.checks.audit.reference_impl import LOG_RATIO, clamped, row_of
 from rlcore.config import KlConfig, RlConfig, UpdateConfig
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.text.packing import TokenSequence
+from rlcore.training.audit.reference_impl import clamped, row_of
 from rlcore.training.sample_digests import digest_of_digests
 
 if TYPE_CHECKING:
-    from rlcore.loop.components import Components
+    from rlcore.components import Components
     from rlcore.training.update_stats import UpdateStats
     from rlcore.types import TrainingSample
 
@@ -42,14 +39,6 @@ def learner_state_errors(components: Components, iteration: int, *, coefficient:
     if not math.isclose(learner.kl_coefficient, right, rel_tol=1e-9):
         expected, found = f"{right:g}", f"{learner.kl_coefficient:g}"
         yield Discrepancy(summary="the coefficient of the KL", expected=expected, actual=found, fix=_RESUMED)
-
-
-@torch.no_grad()
-def kl_sums(logprobs: Tensor, old: Tensor, ref: Tensor, mask: Tensor) -> list[Tensor]:
-    """Return the number of own tokens [N], and the sums of KL(old || policy) and KL(policy || ref) over them, nats."""
-    gaps = [(logprobs - old).double(), (ref - logprobs).double()]
-    own = [gap.masked_fill(~mask, 0.0).clamp(-LOG_RATIO, LOG_RATIO) for gap in gaps]
-    return [mask.sum().double(), *((gap.expm1() - gap).sum() for gap in own)]
 
 
 def mean_kl(samples: Sequence[TrainingSample], metrics: Mapping[str, float], config: RlConfig) -> float:

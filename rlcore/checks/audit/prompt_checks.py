@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from rlcore.checks.audit.discrepancy import Discrepancy
 from rlcore.checks.audit.episode_checks import is_agents
-from rlcore.checks.audit.reference_impl import EQUAL, is_trainable
 from rlcore.config import RlConfig
 from rlcore.errors import CanaryError
 from rlcore.seeding import shuffled
+from rlcore.training.audit.reference_impl import EQUAL, is_trainable
 from rlcore.types import Prompt, Rollout, ScoredRollout
 
 if TYPE_CHECKING:
-    from rlcore.loop.components import Components
+    from rlcore.components import Components
 
 Groups = Sequence[Sequence[ScoredRollout]]
 _CYCLE = 1000  # length of the dataset cycle

@@ -17,7 +17,6 @@ from rlcore.checks.canaries.sync import (
     rollouts_canary,
     sample_probes,
     sync_canary,
-    token_scores,
     weights_canary,
 )
 
@@ -37,6 +36,5 @@ __all__ = [
     "sample_probes",
     "sync_canary",
     "terms_canary",
-    "token_scores",
     "weights_canary",
 ]

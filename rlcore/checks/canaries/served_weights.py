@@ -9,12 +9,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from rlcore.checks.canaries.agreement import agreement, check_agreement
-from rlcore.checks.canaries.sync import PROBE_TOKENS, sample_probes, token_scores
+from rlcore.algorithms.agreement import agreement, check_agreement
+from rlcore.checks.canaries.sync import PROBE_TOKENS, sample_probes
 from rlcore.errors import CanaryError, StorageError
-from rlcore.hardware.runtime import Runtime
+from rlcore.models.runtime import Runtime
 from rlcore.sampling.base import Sampler, SamplingParams, replicas_of
 from rlcore.sampling.vllm.worker.checksums import part_of
+from rlcore.training.scoring_models import token_scores
 from rlcore.types import Prompt
 
 _HEAD, _TEMPERATURE = "lm_head.weight", 1.0

@@ -14,20 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedModel
 
-from rlcore.checks.canaries.agreement import LogprobAgreement, Spread, agreement, check_agreement
-from rlcore.distributed.sharded import device_of, run_forward
+from rlcore.algorithms.agreement import LogprobAgreement, Spread, agreement, check_agreement
 from rlcore.errors import CanaryError, StaleSamplerError
-from rlcore.models.batching import pack_for
-from rlcore.models.policy import completion_logprobs, scatter_tokens
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import generator
-from rlcore.text.packing import TokenSequence
 from rlcore.types import Prompt, Rollout
 
 if TYPE_CHECKING:
@@ -87,21 +81,6 @@ def sample_probes(
         reason = "; ".join(sorted({item.reason for item in made if not isinstance(item, Rollout)}))
         raise CanaryError(f"the engine completes none of {len(made)} probes: {reason}")
     return probes
-
-
-@torch.no_grad()
-def token_scores(
-    model: PreTrainedModel, rollouts: Sequence[Rollout], *, temperature: float, tokens_per_microbatch: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probability and entropy of every token of the completions, concatenated, float32 [T] on the CPU."""
-    texts = [TokenSequence(prompt_ids=r.prompt.token_ids, completion_ids=r.completion_ids) for r in rollouts]
-    logprobs, entropies = ([torch.empty(len(text.completion_ids)) for text in texts] for _ in range(2))
-    for packed in pack_for(model, texts, tokens_per_microbatch=tokens_per_microbatch):
-        batch = packed.to(device_of(model))
-        found = run_forward(model, partial(completion_logprobs, model, batch, temperature=temperature))
-        for values, results in zip(found, (logprobs, entropies), strict=True):
-            scatter_tokens(values, batch, results)
-    return torch.cat(logprobs), torch.cat(entropies)
 
 
 def calibrate_engine(engine: Sampler, probes: Sequence[Rollout], expected: ExpectedWeights) -> EngineCalibration:

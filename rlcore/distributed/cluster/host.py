@@ -16,8 +16,8 @@ from rlcore.config import RewardTerm
 from rlcore.distributed.rank import open_rank
 from rlcore.distributed.serialization import decode, encode, encode_error
 from rlcore.hardware.machine import PRECISIONS
-from rlcore.hardware.runtime import Runtime
 from rlcore.models.reward_ensemble import load_reward_model
+from rlcore.models.runtime import Runtime
 from rlcore.rewards.mix import WeightedReward, scores_of
 from rlcore.rewards.reward_model import token_scorer
 from rlcore.rewards.table import RewardResources, build_rewards

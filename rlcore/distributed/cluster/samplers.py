@@ -12,7 +12,7 @@ import torch
 from rlcore.distributed.cluster.ray_cluster import Cluster, RemoteBytes, RemoteProcess
 from rlcore.distributed.cluster.remote_ranks import RemoteWeights
 from rlcore.errors import SamplingError
-from rlcore.hardware.runtime import Runtime
+from rlcore.models.runtime import Runtime
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.replicas import ReplicatedSampler
 from rlcore.types import FailedRollout, Prompt, Rollout

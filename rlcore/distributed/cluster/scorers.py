@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from rlcore.config import RewardTerm, to_dict
 from rlcore.distributed.cluster.ray_cluster import Cluster, RemoteProcess
 from rlcore.errors import RewardError
-from rlcore.hardware.runtime import Runtime
+from rlcore.models.runtime import Runtime
 from rlcore.rewards.base import RewardFn
 from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.table import RewardResources, build_rewards, placeholder_model

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from rlcore.checks.audit.integrity import write_model_digest
 from rlcore.config import ModelConfig
 from rlcore.errors import ModelError
 from rlcore.models.importing import import_model
+from rlcore.models.integrity import write_model_digest
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.tracking.registry import download_model
 from rlcore.text.tokenization import ChatTokenizer

@@ -10,13 +10,13 @@ from typing import Any
 
 import pandas as pd
 
-from rlcore.checks.audit.integrity import verify_model
 from rlcore.config.answers import BenchmarkConfig
 from rlcore.data_contracts.contracts.benchmark_records import CONTRACT, NAME
 from rlcore.data_contracts.contracts.contract import require
 from rlcore.errors import ConfigError, DataError
 from rlcore.evaluation.intervals import accuracy, mean_fraction
 from rlcore.extras import install_command
+from rlcore.models.integrity import verify_model
 from rlcore.tasks.drawing.levels import format_interval
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import MODEL, RECORDS, StageContext, StageResult
@@ -34,7 +34,7 @@ def run_benchmark(context: StageContext, *, policy: str) -> StageResult:
     """
     config: BenchmarkConfig = context.config.stage.settings
     try:
-        from rlcore.evaluation.lm_eval import LmEvalModel, evaluate
+        from rlcore.sampling.lm_eval import LmEvalModel, evaluate
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"stages.{context.stage} needs the evaluation harness, which is not installed ({error.name})",

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from rlcore.checks.audit.integrity import verify_model, write_model_digest
 from rlcore.checks.causes import unchanged
 from rlcore.choices import choices
 from rlcore.config import DpoConfig
 from rlcore.distributed.distributed_supervised import DistributedDpo
 from rlcore.evaluation.intervals import pair_accuracy
-from rlcore.hardware.runtime import Runtime
+from rlcore.models.integrity import verify_model, write_model_digest
+from rlcore.models.runtime import Runtime
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.pair_data import read_pair_data
 from rlcore.tasks.steps.ranks import open_supervised

@@ -9,7 +9,6 @@ from typing import Any
 
 import pandas as pd
 
-from rlcore.checks.audit.integrity import verify_model
 from rlcore.checks.canaries.served_weights import verify_served_weights
 from rlcore.checks.settings import check_context
 from rlcore.config import AgentConfig
@@ -17,6 +16,7 @@ from rlcore.data_contracts.contracts import evaluations as contract
 from rlcore.data_contracts.contracts.contract import require
 from rlcore.evaluation.intervals import accuracy, dataset_accuracy, dataset_scores, mean_fraction, pass_at_k
 from rlcore.models.architectures import positions_of
+from rlcore.models.integrity import verify_model
 from rlcore.rewards.base import RewardFn, failed_score, score_each
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed

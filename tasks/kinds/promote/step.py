@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from rlcore.checks.audit.integrity import write_model_digest
 from rlcore.config import ModelConfig
 from rlcore.errors import ConfigError, DataError
 from rlcore.evaluation.conditions import Check, check_max, check_min
 from rlcore.evaluation.promotion import PairedMetric, PromotionDecision, PromotionRule, decide
 from rlcore.models.importing import import_model
+from rlcore.models.integrity import write_model_digest
 from rlcore.strict_config import to_dict
 from rlcore.tasks.kinds.promote.kind import CHALLENGER_ASKED, CHAMPION_ASKED, WINS, model_name
 from rlcore.tasks.presets.settings import NO_ACCURACY, PromotionConfig

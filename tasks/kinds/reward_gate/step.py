@@ -16,8 +16,8 @@ from rlcore.evaluation.conditions import Check, check_min
 from rlcore.evaluation.intervals import effective_sample_size
 from rlcore.evaluation.paired_tests import min_sample_size, noninferiority_p, score_interval
 from rlcore.evaluation.promotion import PromotionDecision
-from rlcore.hardware.runtime import Runtime
 from rlcore.models.reward_ensemble import load_reward_model
+from rlcore.models.runtime import Runtime
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.presets.settings import RetrainConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult, prepare_stage_name

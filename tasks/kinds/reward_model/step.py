@@ -12,15 +12,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from rlcore.checks.audit.integrity import verify_model
-from rlcore.checks.audit.supervised_data import label_noise, require_gold_pairs, require_labels
 from rlcore.choices import choices
 from rlcore.config import RewardModelConfig
 from rlcore.distributed.distributed_supervised import DistributedReward
 from rlcore.errors import TrainingError
-from rlcore.evaluation.intervals import Interval, expected_calibration_error, pair_accuracy
-from rlcore.hardware.runtime import Runtime
+from rlcore.evaluation.intervals import Interval, cluster_bootstrap, expected_calibration_error, pair_accuracy
+from rlcore.models.integrity import verify_model
 from rlcore.models.reward_scale import RewardScale, RewardScales, lengths_of
+from rlcore.models.runtime import Runtime
 from rlcore.seeding import derive_seed
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.pair_data import read_gold_pairs, read_pair_data
@@ -30,6 +29,7 @@ from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
 from rlcore.tasks.store.storage import write_json, write_table
 from rlcore.text.packing import TokenSequence
 from rlcore.training import reward_calibration as quality
+from rlcore.training.audit.supervised_data import label_noise, require_gold_pairs, require_labels
 from rlcore.training.label_audit import SuspectLabel
 from rlcore.training.linear_head import folds_of
 from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
@@ -211,7 +211,7 @@ def _accuracy_metrics(
     margins: quality.Floats, log_ratios: quality.Floats, prompts: np.ndarray, *, seed: int, confidence: float
 ) -> dict[str, float]:
     by_length, ours = np.heaviside(log_ratios, 0.5), np.heaviside(margins, 0.5)
-    gain = quality.cluster_bootstrap(
+    gain = cluster_bootstrap(
         lambda rows: float((ours - by_length)[rows].mean()), prompts, seed=seed, confidence=confidence
     )
     return {
@@ -253,7 +253,7 @@ def _length_metrics(
         def statistic(rows: np.ndarray, x: quality.Floats = first, y: quality.Floats = second) -> float:
             return quality.correlation(x[rows], y[rows])
 
-        interval = quality.cluster_bootstrap(statistic, prompts, seed=seed, confidence=confidence)
+        interval = cluster_bootstrap(statistic, prompts, seed=seed, confidence=confidence)
         metrics |= with_bounds(f"rm/length_correlation_{name}", interval)
     of_pairs = np.array([numbers[pair.prompt_ids] for pair in held_out.pairs])
     for name, part in quality.accuracy_by_length(margins, log_ratios, of_pairs, confidence=confidence).items():

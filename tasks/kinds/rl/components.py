@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from rlcore.checks.settings import check_context
 from rlcore.choices import choices
 from rlcore.config import SamplingConfig
-from rlcore.hardware.runtime import Runtime
 from rlcore.loop import Components, HeldOut
 from rlcore.models.architectures import max_positions
+from rlcore.models.runtime import Runtime
 from rlcore.tasks.kinds.rl.curriculum import curriculum_prompts
 from rlcore.tasks.kinds.rl.placed import PLACES, REFERENCE, START
 from rlcore.tasks.presets.settings import EvaluationConfig

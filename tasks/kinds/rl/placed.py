@@ -16,7 +16,7 @@ from rlcore.distributed.cluster.samplers import open_samplers
 from rlcore.distributed.cluster.scorers import open_scorers
 from rlcore.distributed.distributed_learner import DistributedLearner
 from rlcore.distributed.local_ranks import child_ranks
-from rlcore.hardware.runtime import Runtime
+from rlcore.models.runtime import Runtime
 from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler

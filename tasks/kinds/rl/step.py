@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rlcore.checks.audit.integrity import verify_model, write_model_digest
 from rlcore.checks.causes import unchanged
 from rlcore.config import RlConfig
 from rlcore.errors import RewardError
-from rlcore.hardware.runtime import Runtime
 from rlcore.loop import Components, TrainResult, finish, iterate, open_run
 from rlcore.loop.update import SKIPPED
+from rlcore.models.integrity import verify_model, write_model_digest
+from rlcore.models.runtime import Runtime
 from rlcore.seeding import derive_seed
 from rlcore.tasks.kinds.rl.components import open_components, start_from
 from rlcore.tasks.kinds.rl.placed import START

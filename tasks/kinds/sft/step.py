@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from rlcore.checks.audit.integrity import verify_model, write_model_digest
-from rlcore.checks.audit.shuffle_gap import match_rare_words, require_rare_word_matches, require_shuffle_gap
-from rlcore.checks.audit.supervised_data import require_demonstrations
 from rlcore.checks.causes import unchanged
 from rlcore.choices import choices
 from rlcore.config import SftConfig
 from rlcore.distributed.distributed_supervised import DistributedSft
-from rlcore.hardware.runtime import Runtime
+from rlcore.models.integrity import verify_model, write_model_digest
 from rlcore.models.logprob_check import check_model
+from rlcore.models.runtime import Runtime
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.ranks import open_supervised
 from rlcore.tasks.steps.rows import read_demonstrations
@@ -23,6 +21,8 @@ from rlcore.tasks.steps.tokenize_rows import tokenize_demonstrations
 from rlcore.tasks.store.storage import write_json
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.audit.shuffle_gap import match_rare_words, require_rare_word_matches, require_shuffle_gap
+from rlcore.training.audit.supervised_data import require_demonstrations
 from rlcore.training.sft import SftHandle, SftLearner, run_sft_steps
 
 

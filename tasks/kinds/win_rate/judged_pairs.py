@@ -20,8 +20,8 @@ from rlcore.checks.canaries.served_weights import verify_served_weights
 from rlcore.checks.settings import check_context
 from rlcore.config import WinRateConfig
 from rlcore.errors import DataError, RewardError
-from rlcore.hardware.runtime import Runtime
 from rlcore.models.architectures import positions_of
+from rlcore.models.runtime import Runtime
 from rlcore.rewards.pair_judge import BothOrders, PairJudge, judge_both_orders
 from rlcore.rewards.pairs import Pair
 from rlcore.sampling.base import SamplingParams

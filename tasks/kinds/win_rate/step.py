@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from rlcore.checks.audit.integrity import verify_model
 from rlcore.config import WinRateConfig
 from rlcore.config.answers import JudgeConfig
 from rlcore.errors import ConfigError
 from rlcore.evaluation.conditions import check_max
 from rlcore.evaluation.dependence import Dependence, dependence
 from rlcore.evaluation.win_rate import JudgeAudit, PairResults, WinRate, audit_judge, win_rate
-from rlcore.hardware.runtime import Runtime
+from rlcore.models.integrity import verify_model
+from rlcore.models.runtime import Runtime
 from rlcore.rewards.pair_judge import PairJudge, make_pair_judge
 from rlcore.rewards.pairs import Pair
 from rlcore.rewards.reward_model import token_scorer

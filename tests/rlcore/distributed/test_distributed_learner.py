@@ -24,8 +24,8 @@ from rlcore.distributed.rank_pool import RankPool
 from rlcore.distributed.serialization import decode, encode
 from rlcore.errors import CheckpointError, ConfigError, LearnerLostError, StorageError, TrainingError
 from rlcore.hardware.memory import Footprint
-from rlcore.hardware.runtime import Runtime
 from rlcore.loop import TrainResult, train
+from rlcore.models.runtime import Runtime
 from rlcore.training.scoring_models import ForwardScores
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import ToolCall

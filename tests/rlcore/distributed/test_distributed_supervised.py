@@ -25,14 +25,14 @@ from rlcore.config import (
 from rlcore.distributed.build import shard_models
 from rlcore.distributed.distributed_supervised import DistributedDpo, DistributedReward, DistributedSft, SupervisedPlan
 from rlcore.distributed.rank_pool import RankPool
-from rlcore.distributed.ranks import ONE, Ranks, gather_full
-from rlcore.distributed.sharded import ShardConfig, attach_ranks, shard
 from rlcore.errors import LearnerLostError
-from rlcore.hardware.runtime import Runtime
+from rlcore.hardware.ranks import ONE, Ranks, gather_full
+from rlcore.hardware.sharded import ShardConfig, attach_ranks, shard
 from rlcore.models.loading import load_policy
 from rlcore.models.lora import add_lora
 from rlcore.models.reward_ensemble import load_reward_model
 from rlcore.models.reward_scale import RewardScale, RewardScales
+from rlcore.models.runtime import Runtime
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence
 from rlcore.training.dpo import DpoLearner, dpo_policy, run_dpo_steps

@@ -21,8 +21,9 @@ from transformers import (
     Qwen3Config,
 )
 
-from rlcore.distributed.ranks import ONE, Ranks, gather_full
-from rlcore.distributed.sharded import (
+from rlcore.errors import CheckpointError, ModelError, NonFiniteError
+from rlcore.hardware.ranks import ONE, Ranks, gather_full
+from rlcore.hardware.sharded import (
     ShardConfig,
     _layers,
     _split,
@@ -33,7 +34,6 @@ from rlcore.distributed.sharded import (
     shard,
     shard_like,
 )
-from rlcore.errors import CheckpointError, ModelError, NonFiniteError
 from rlcore.models.heads import ScalarHeadModel
 from tests import strategies
 from tests.rank_learners import (

@@ -25,7 +25,7 @@ from rlcore.text.tokenization import ChatTokenizer
 
 pytest.importorskip("lm_eval", reason="lm-eval is not installed: make test-slow")
 
-from rlcore.evaluation.lm_eval import LmEvalModel, evaluate, task_of
+from rlcore.sampling.lm_eval import LmEvalModel, evaluate, task_of
 
 ROWS = [
     {"question": "3+4", "answers": ["7", "8", "1"], "right": 0},

@@ -21,10 +21,10 @@ from rlcore.config import (
     SftConfig,
     UpdateConfig,
 )
-from rlcore.distributed.ranks import Ranks
-from rlcore.distributed.sharded import attach_ranks
 from rlcore.errors import TrainingError
 from rlcore.hardware.out_of_memory import longest_of, oom_retry, retry_smaller
+from rlcore.hardware.ranks import Ranks
+from rlcore.hardware.sharded import attach_ranks
 from rlcore.models.heads import ScalarHeadModel, score_rewards, score_shared, score_values
 from rlcore.models.lora import add_lora
 from rlcore.models.policy import score_sequences

@@ -19,6 +19,7 @@ from rlcore.config import AuditConfig, CheckpointConfig, HealthConfig, KlConfig,
 from rlcore.errors import CanaryError, ConfigError, NonFiniteError, RewardError, StaleSamplerError, TrainingError
 from rlcore.loop import Components, HeldOut, finish, iterate, open_run, train, update
 from rlcore.loop.history import History
+from rlcore.loop.prompt_schedule import schedule_of
 from rlcore.loop.update import SAMPLES, SKIPPED, mean_kl, measured_update, save_skipped_batch
 from rlcore.loop.weight_sync import lower_precision
 from rlcore.metrics import check_names
@@ -138,7 +139,7 @@ def test_failed_rollouts_are_not_trained(make_components: MakeComponents) -> Non
 
 
 def test_iteration_of_failed_rollouts_ends_run(make_components: MakeComponents) -> None:
-    first = make_components().prompt_schedule().prompts_for(1)
+    first = schedule_of(make_components()).prompts_for(1)
     script = {question: ANSWERS for question in QUESTIONS if question not in {p.prompt_id for p in first}}
     components = make_components(script=script)
     before = weights(components)
@@ -174,7 +175,7 @@ def test_reward_in_wrong_order_ends_run(
 def test_dynamic_sampling_trains_fresh_groups(
     make_components: MakeComponents,
 ) -> None:
-    solved = {p.prompt_id for p in make_components().prompt_schedule().prompts_for(1)[:1]}
+    solved = {p.prompt_id for p in schedule_of(make_components()).prompts_for(1)[:1]}
     script = {question: ["right"] if question in solved else ANSWERS for question in QUESTIONS}
     config = {"algorithm": "dapo", "sampling": SamplingConfig(max_new_tokens=6, dynamic_sampling_rounds=2)}
     tape = Tape()
@@ -199,7 +200,7 @@ def test_staleness_is_exact(staleness: int, versions: list[int], make_components
     assert met == ([0, 1, 2, 3, 4] if staleness == 1 else [4])
     assert components.engine.policy_version == 5
     prompts = [[group[0].rollout.prompt.prompt_id for group in drawn.groups] for drawn in tape.drawn]
-    turns = components.prompt_schedule()
+    turns = schedule_of(components)
     assert prompts == [[p.prompt_id for p in turns.prompts_for(n)] for n in range(1, 6)]
 
 

@@ -23,12 +23,12 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from rlcore.config import LoraConfig
 from rlcore.errors import ModelError
-from rlcore.hardware.memory_meter import measure_peak
 from rlcore.models import batching, tree_attention
 from rlcore.models import tree_attention as module
 from rlcore.models.batching import pack_for
 from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.lora import AdaptedModel, active_name, add_lora
+from rlcore.models.memory_meter import measure_peak
 from rlcore.models.policy import completion_logprobs, score_sequences
 from rlcore.models.tree_attention import TREE_ATTENTION, WIDTHS, Tree, block_mask, layout_of, tree_attention_forward
 from rlcore.sampling.kv_cache import cache_argument, grouped_attention

@@ -13,8 +13,8 @@ import torch
 from rlcore.algorithms.objective import LossOutput
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import CriticConfig
-from rlcore.distributed.ranks import ONE, Ranks
 from rlcore.errors import CanaryError, NonFiniteError
+from rlcore.hardware.ranks import ONE, Ranks
 from rlcore.text.packing import pack
 from rlcore.training.learner import Learner
 from rlcore.training.losses import critic_loss

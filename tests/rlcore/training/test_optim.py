@@ -16,7 +16,7 @@ import torch
 from rlcore.config import CriticConfig, OptimConfig
 from rlcore.errors import ConfigError, NonFiniteError
 from rlcore.extras import install_command
-from rlcore.hardware.memory_meter import optimizer_bytes
+from rlcore.models.memory_meter import optimizer_bytes
 from rlcore.training.checkpoint import load_newest, save_checkpoint
 from rlcore.training.learner import Learner
 from rlcore.training.loss_scale import LossScale

@@ -13,6 +13,7 @@ import torch
 
 from rlcore.config import BackboneConfig, LoraConfig, RewardModelConfig
 from rlcore.errors import DataError
+from rlcore.evaluation.intervals import cluster_bootstrap
 from rlcore.examples import arithmetic
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import add_lora
@@ -25,7 +26,6 @@ from rlcore.training.preferences import TokenPair
 from rlcore.training.reward_calibration import (
     accuracy_by_length,
     brier_score,
-    cluster_bootstrap,
     correlation,
     fit_temperature,
     reliability_table,

@@ -158,7 +158,7 @@ def test_a_checkpoint_that_is_not_the_sealed_one_is_not_asked(tmp_path: Path) ->
 
 def test_without_the_extra_the_message_names_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "lm_eval", None)  # as where it is not installed
-    monkeypatch.delitem(sys.modules, "rlcore.evaluation.lm_eval", raising=False)
+    monkeypatch.delitem(sys.modules, "rlcore.sampling.lm_eval", raising=False)
     context: Any = SimpleNamespace(config=sections(tmp_path), stage="skills")
     with pytest.raises(ConfigError, match=r"stages\.skills needs the evaluation harness") as given:
         run_benchmark(context, policy="grpo")

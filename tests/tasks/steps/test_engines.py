@@ -35,11 +35,11 @@ from rlcore.distributed import build
 from rlcore.distributed.build import LearnerPlan, make_policy
 from rlcore.errors import ConfigError, SamplingError
 from rlcore.flows.presets import open_preset
-from rlcore.hardware.memory_meter import measure_peak
-from rlcore.hardware.runtime import Runtime
 from rlcore.models.importing import import_model
 from rlcore.models.lora import AdaptedModel
+from rlcore.models.memory_meter import measure_peak
 from rlcore.models.policy import completion_logprobs
+from rlcore.models.runtime import Runtime
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.vllm.client import Address

@@ -11,11 +11,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from rlcore.checks.audit.integrity import write_model_digest
 from rlcore.config import EngineConfig, ModelConfig, ShapeConfig
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
 from rlcore.models.importing import import_model
+from rlcore.models.integrity import write_model_digest
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.tasks.kinds.data import sampled_step

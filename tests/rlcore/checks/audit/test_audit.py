@@ -14,14 +14,6 @@ from safetensors.torch import load_file, save_file
 from rlcore.algorithms.kl import PenaltyController
 from rlcore.checks.audit import audit as audit_module
 from rlcore.checks.audit.audit import TimeBudget
-from rlcore.checks.audit.integrity import (
-    digest_of_prompts,
-    verify_model,
-    verify_restored,
-    verify_saved,
-    write_model_digest,
-)
-from rlcore.checks.audit.unchanged import is_unchanged
 from rlcore.config import (
     AuditConfig,
     CheckpointConfig,
@@ -34,7 +26,15 @@ from rlcore.config import (
 from rlcore.errors import CanaryError, CheckpointError, StorageError
 from rlcore.loop import Components, TrainResult, train, update
 from rlcore.loop.native import chat_prompts, native_components
+from rlcore.models.integrity import (
+    digest_of_prompts,
+    verify_model,
+    verify_restored,
+    verify_saved,
+    write_model_digest,
+)
 from rlcore.models.loading import load_policy, save_model
+from rlcore.models.seal import is_unchanged
 from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.user_function import function_reward
 from rlcore.sampling import native

@@ -13,14 +13,15 @@ import torch
 
 from rlcore.algorithms.kl import k3
 from rlcore.algorithms.ratios import clamped_difference
-from rlcore.checks.audit.learner_state import arrival_errors, epoch_errors, kl_sums, mean_kl, measure_error
-from rlcore.checks.audit.optimizer_check import OptimizerChecker, learning_rate_at
+from rlcore.checks.audit.learner_state import arrival_errors, epoch_errors, mean_kl, measure_error
 from rlcore.checks.audit.prompt_checks import replacement_errors, row_errors, version_errors
 from rlcore.config import CriticConfig, KlConfig, OptimConfig, RlConfig, SamplingConfig, UpdateConfig
 from rlcore.loop.prompt_schedule import interleave, replace_groups, unused_prompts
 from rlcore.training import learner as learner_module
 from rlcore.training import optim
+from rlcore.training.audit.optimizer_check import OptimizerChecker, learning_rate_at
 from rlcore.training.learner import Learner
+from rlcore.training.losses import kl_sums
 from rlcore.training.minibatches import split_by_group
 from rlcore.training.optim import make_optimizer, make_scheduler
 from rlcore.training.sample_digests import digest, digest_of

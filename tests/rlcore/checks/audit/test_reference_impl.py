@@ -10,9 +10,9 @@ import torch
 
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.checks.audit.reference_impl import ROWS, expected, row_of, token_weights
 from rlcore.config import CriticConfig, GaeConfig, KlConfig, ObjectiveConfig, RlConfig, UpdateConfig
 from rlcore.models.heads import ScalarHeadModel
+from rlcore.training.audit.reference_impl import ROWS, expected, row_of, token_weights
 from rlcore.training.experience import Experience, build_experience
 from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import Score, ScoredRollout

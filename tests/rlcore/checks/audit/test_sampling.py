@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from rlcore.checks.audit import features
 from rlcore.checks.audit.draws import NUM_BETS, SamplingTest
-from rlcore.checks.audit.features import FLOORS, GROUPS, LIKELIEST, NUCLEI, POWERS, features_of, rollout_features
-from rlcore.checks.audit.passes import plain_logprobs
 from rlcore.text.packing import TokenSequence
+from rlcore.training.audit import features
+from rlcore.training.audit.features import FLOORS, GROUPS, LIKELIEST, NUCLEI, POWERS, features_of, rollout_features
+from rlcore.training.audit.passes import plain_logprobs
 from rlcore.types import Rollout
 from tests import strategies
 

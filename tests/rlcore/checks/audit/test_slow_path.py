@@ -11,14 +11,14 @@ import torch
 from rlcore.algorithms.kl import KL_LOSSES
 from rlcore.algorithms.resolve import resolve_algorithm, with_constants
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.checks.audit import trials
-from rlcore.checks.audit.slow_path import MAX_TOKENS, SlowPathResult, run_slow_path
-from rlcore.checks.audit.trials import Trial
 from rlcore.config import CriticConfig, KlConfig, RolloutCorrectionConfig, UpdateConfig
 from rlcore.hardware.precision import compute_dtype, set_compute_dtype
 from rlcore.models.heads import score_rewards
 from rlcore.models.policy import score_sequences
 from rlcore.training import learner as learner_module
+from rlcore.training.audit import trials
+from rlcore.training.audit.slow_path import MAX_TOKENS, SlowPathResult, run_slow_path
+from rlcore.training.audit.trials import Trial
 from rlcore.training.learner import Learner
 from rlcore.training.loss_scale import LossScale
 from rlcore.training.minibatches import token_sequences

@@ -12,21 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.checks.audit.shuffle_gap import (
-    RareWordMatches,
-    ShuffleGap,
-    match_rare_words,
-    measure_shuffle_gap,
-    require_rare_word_matches,
-    require_shuffle_gap,
-)
-from rlcore.checks.audit.supervised_data import (
-    label_noise,
-    require_demonstrations,
-    require_gold_pairs,
-    require_labels,
-    require_last_token,
-)
 from rlcore.config import ModelConfig
 from rlcore.errors import DataError, TrainingError
 from rlcore.evaluation.intervals import accuracy
@@ -35,6 +20,21 @@ from rlcore.models.heads import ScalarHeadModel, score_rewards
 from rlcore.models.importing import import_model
 from rlcore.text.demonstrations import Demonstration, render_conversation
 from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.audit.shuffle_gap import (
+    RareWordMatches,
+    ShuffleGap,
+    match_rare_words,
+    measure_shuffle_gap,
+    require_rare_word_matches,
+    require_shuffle_gap,
+)
+from rlcore.training.audit.supervised_data import (
+    label_noise,
+    require_demonstrations,
+    require_gold_pairs,
+    require_labels,
+    require_last_token,
+)
 from rlcore.training.sft import train_sft
 from rlcore.types import Message
 from tests import strategies

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlcore.checks.canaries.agreement import LIMITS, LogprobAgreement, Spread, agreement, check_agreement, tolerance
+from rlcore.algorithms.agreement import LIMITS, LogprobAgreement, Spread, agreement, check_agreement, tolerance
 from rlcore.checks.canaries.served_weights import verify_served_weights
 from rlcore.errors import CanaryError, StorageError
-from rlcore.hardware.runtime import Runtime
 from rlcore.models.loading import load_policy, save_model
+from rlcore.models.runtime import Runtime
 from rlcore.sampling.native import NativeSampler
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from benchmarks.canaries.session import LosesALayer, LosesTheHead, ServesTheBase, Session, Stale, Warmer, native
+from rlcore.algorithms.agreement import LogprobAgreement, Spread
 from rlcore.checks.canaries import (
     EngineCalibration,
     mask_canary,
@@ -19,15 +20,14 @@ from rlcore.checks.canaries import (
     sample_probes,
     sync,
     sync_canary,
-    token_scores,
 )
-from rlcore.checks.canaries.agreement import LogprobAgreement, Spread
 from rlcore.errors import CanaryError, StaleSamplerError
 from rlcore.models.policy import score_sequences
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.scripted import ScriptedCompletion, ScriptedSampler
 from rlcore.text.packing import TokenSequence
+from rlcore.training.scoring_models import token_scores
 from rlcore.training.update_stats import FIRST_TOKENS
 from rlcore.types import Prompt, Rollout
 from tests import strategies

@@ -17,8 +17,8 @@ from rlcore.distributed.cluster.remote_ranks import cluster_ranks
 from rlcore.distributed.cluster.samplers import open_samplers
 from rlcore.distributed.cluster.scorers import open_scorers
 from rlcore.distributed.distributed_learner import DistributedLearner
-from rlcore.hardware.runtime import Runtime
 from rlcore.loop import Components
+from rlcore.models.runtime import Runtime
 from tests.waiting import LONG
 
 RUNTIME = Runtime(device=torch.device("cpu"), compute_dtype=torch.float32)

@@ -18,10 +18,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 
 from rlcore.errors import CanaryError
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 SLACK = 0.01  # lower bound of 1 - p, because a float32 log-probability is uncertain by 1e-6 nats
 QUANTILE = 0.95
@@ -93,7 +97,11 @@ LIMITS: Mapping[torch.dtype, AgreementLimits] = MappingProxyType(
 
 
 def agreement(
-    engine: torch.Tensor, learner: torch.Tensor, entropy: torch.Tensor, *, temperature: float = 1.0
+    engine: Float[torch.Tensor, "engine_tokens"],
+    learner: Float[torch.Tensor, "learner_tokens"],
+    entropy: Float[torch.Tensor, "entropies"],
+    *,
+    temperature: float = 1.0,
 ) -> LogprobAgreement:
     """Compare log-probabilities [N] of the same tokens at the sampling ``temperature``.
 

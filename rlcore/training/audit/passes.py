@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.distributed.sharded import device_of, run_forward
 from rlcore.hardware.precision import at_least_float32, autocast, compute_dtype, set_compute_dtype
+from rlcore.hardware.sharded import device_of, run_forward
 from rlcore.models.architectures import supports_prompt_sharing
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import AdaptedModel, activate

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from rlcore.checks.audit.episode_checks import samples_of
 from rlcore.config import RlConfig
 from rlcore.types import ScoredRollout, TrainingSample
 
@@ -271,3 +270,9 @@ def _mean(numbers: Sequence[float]) -> float:
 def _std(numbers: Sequence[float]) -> float:
     centre = _mean(numbers)
     return math.sqrt(math.fsum((number - centre) ** 2 for number in numbers) / len(numbers))
+
+
+def samples_of(item: ScoredRollout) -> list[ScoredRollout]:
+    """Return the samples of an episode that are trained on, each with the episode's score."""
+    own = item.rollout
+    return [replace(item, rollout=each) for each in (own, *own.branches) if any(each.loss_mask)]

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlcore.checks.audit.reference_impl import AlgorithmSpec
-from rlcore.checks.canaries.agreement import LIMITS
+from rlcore.algorithms.agreement import LIMITS
 from rlcore.config import CriticConfig, RlConfig, RolloutCorrectionConfig
+from rlcore.training.audit.reference_impl import AlgorithmSpec
 
 _LOG_RATIO = 20.0
 _VALUE = {True: 0.03, False: 1e-4}  # rounding of a critic's value of 1, in half precision and in float32

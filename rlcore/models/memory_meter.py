@@ -57,7 +57,7 @@ class PeakMeter:
         self._held: dict[int, tuple[int, int]] = {}  # storage -> (bytes, number of saved tensors)
         self._now = 0
 
-    def keep(self, tensor: torch.Tensor) -> _Kept:
+    def _keep(self, tensor: torch.Tensor) -> _Kept:
         """Count a tensor that autograd saves for the backward pass; each storage once, weights never."""
         storage = tensor.untyped_storage()
         pointer = storage.data_ptr()
@@ -102,7 +102,7 @@ def measure_peak(
 
     handles = [optimizer.register_step_pre_hook(before_step) for optimizer in optimizers]
     try:
-        with torch.autograd.graph.saved_tensors_hooks(meter.keep, _Kept.tensor_of):
+        with torch.autograd.graph.saved_tensors_hooks(meter._keep, _Kept.tensor_of):
             yield meter
     finally:
         for handle in handles:

@@ -17,7 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlcore.checks.audit.loss_formula import (
+from rlcore.config import RlConfig
+from rlcore.hardware.precision import compute_dtype
+from rlcore.hardware.ranks import is_shard
+from rlcore.seeding import derive_seed, generator, shuffled
+from rlcore.text.packing import TokenSequence
+from rlcore.training.audit.loss_formula import (
     Tokens,
     is_marginal,
     kl_parts,
@@ -26,13 +31,8 @@ from rlcore.checks.audit.loss_formula import (
     value_loss,
     value_slack,
 )
-from rlcore.checks.audit.passes import backbones, in_float32, picked, plain_logprobs, plain_values
-from rlcore.checks.audit.reference_impl import AlgorithmSpec, token_weights
-from rlcore.config import RlConfig
-from rlcore.distributed.ranks import is_shard
-from rlcore.hardware.precision import compute_dtype
-from rlcore.seeding import derive_seed, generator, shuffled
-from rlcore.text.packing import TokenSequence
+from rlcore.training.audit.passes import backbones, in_float32, picked, plain_logprobs, plain_values
+from rlcore.training.audit.reference_impl import AlgorithmSpec, token_weights
 from rlcore.training.learner import Learner
 from rlcore.types import TrainingSample
 

@@ -29,9 +29,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from rlcore.distributed.ranks import ONE, Ranks, gather_full
 from rlcore.errors import ModelError
-from rlcore.models.architectures import backbone
+from rlcore.hardware.ranks import ONE, Ranks, gather_full
 
 if TYPE_CHECKING:
     from jaxtyping import Real
@@ -221,3 +220,10 @@ def _layers(model: Any) -> list[nn.Module]:
 
 def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def backbone(model: Any) -> Callable[..., Any]:
+    """Return the model without its head: ``base_model``, unless that is the model itself and it has a ``model``."""
+    base = model.base_model
+    part: Callable[..., Any] = getattr(model, "model", base) if base is model else base
+    return part

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.config import OptimConfig, RlConfig
-from rlcore.distributed.ranks import is_shard
-from rlcore.distributed.sharded import is_single_process
+from rlcore.hardware.ranks import is_shard
+from rlcore.hardware.sharded import is_single_process
 from rlcore.models.lora import AdaptedModel, MergedState
 from rlcore.seeding import generator, shuffled
 from rlcore.training.learner import Learner

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlcore.checks.audit.features import Features, rollout_features
-from rlcore.checks.audit.passes import picked, plain_logprobs, plain_values
-from rlcore.checks.audit.reference_impl import row_of
-from rlcore.checks.audit.trials import Trial, own_tokens, run_trials
 from rlcore.hardware.precision import compute_dtype
 from rlcore.seeding import shuffled
 from rlcore.text.packing import TokenSequence
+from rlcore.training.audit.features import Features, rollout_features
+from rlcore.training.audit.passes import picked, plain_logprobs, plain_values
+from rlcore.training.audit.reference_impl import row_of
+from rlcore.training.audit.trials import Trial, own_tokens, run_trials
 from rlcore.training.learner import Learner
 from rlcore.types import Rollout, TrainingSample
 

@@ -17,9 +17,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from rlcore.checks.audit.unchanged import SEAL
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.models.saving import weights_digest
+from rlcore.models.seal import SEAL
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from rlcore.config import HealthConfig, RlConfig
-from rlcore.loop.prompt_schedule import PromptSchedule
 from rlcore.rewards.mix import WeightedReward
 from rlcore.sampling.base import Sampler
 from rlcore.text.tokenization import ChatTokenizer
@@ -63,14 +62,3 @@ class Components:
     def config(self) -> RlConfig:
         """Configuration of the run, which the learner was made with."""
         return self.learner.config
-
-    def prompt_schedule(self) -> PromptSchedule:
-        """Return the prompt schedule before the first iteration."""
-        config = self.config
-        return PromptSchedule(
-            self.prompts,
-            config.prompts_per_iteration,
-            seed=self.seed,
-            weights=self.mixture_weights,
-            keep_prob=config.sampling.zero_signal_keep_prob,
-        )

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlcore.distributed.sharded import device_of, run_forward
 from rlcore.hardware.precision import at_least_float32, compute_dtype, no_autocast, wide_product
+from rlcore.hardware.sharded import device_of, run_forward
 from rlcore.models.architectures import logit_scale
 from rlcore.models.batching import pack_for
 from rlcore.models.policy import completion_states

@@ -1,6 +1,6 @@
 """Audit of supervised data: tokenization and loss masks before training; reward positions and labels after it.
 
-:mod:`rlcore.checks.audit.shuffle_gap` checks that answers belong to their prompts.
+:mod:`rlcore.training.audit.shuffle_gap` checks that answers belong to their prompts.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from rlcore.checks.audit.passes import plain_scores
 from rlcore.errors import DataError, TrainingError
 from rlcore.evaluation.intervals import Interval, accuracy
 from rlcore.hardware.precision import compute_dtype
@@ -20,6 +19,7 @@ from rlcore.models.heads import ScalarHeadModel
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.audit.passes import plain_scores
 from rlcore.types import Message
 
 _FALSE_ALARMS = 1e-3
