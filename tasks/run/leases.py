@@ -142,7 +142,7 @@ def remove_partial_files(home: Home) -> None:
     stages = [
         each for each in home.work.glob("[!.]*") if each.is_dir() and not (each / "leases").exists()
     ]  # an inner state directory does not exist
-    written = (home.root / "reports", *stages)
+    written = (home.root / "reports", home.root / "budgets", *stages)
     folders = (home.cache, home.pages, home.leases, home.artifacts, home.mlartifacts, *written)
     for remains in [path for folder in folders for pattern in HALF_WRITTEN for path in folder.rglob(pattern)]:
         if remains.is_dir():

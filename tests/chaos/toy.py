@@ -11,6 +11,7 @@ from prefect import flow
 
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.run.leases import leased
 from rlcore.tasks.run.pipeline import run_pipeline
 from rlcore.tasks.run.prefect_bridge import call_flow
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
@@ -95,7 +96,8 @@ def toy() -> None:
     version = find_by_sha256(tracker, f"{ToyConfig.run().name}-policy", refs["train"].sha256)
     assert version is not None
     grounds = Grounds(over=None, verdict=refs["judge"].sha256, sentence="Promoted: better.")
-    promote(home, tracker, version, grounds, actor=local_actor())
+    with leased(home, "toy"):
+        promote(home, tracker, version, grounds, actor=local_actor())
 
 
 def main(_: list[str]) -> int:
