@@ -81,7 +81,7 @@ def matches_schema(value: object, schema: Schema | bool) -> bool:
     for key in _ALTERNATIVES:
         if key in schema and not any(matches_schema(value, each) for each in schema[key]):
             return False
-    if "enum" in schema and value not in schema["enum"]:
+    if "enum" in schema and not any(value == each and _is_bool(value) == _is_bool(each) for each in schema["enum"]):
         return False
     kinds = _listed(schema.get("type", []))
     if kinds and not any(_is_a(value, kind) for kind in kinds):
@@ -102,9 +102,13 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 def _is_a(value: object, kind: str) -> bool:
-    if isinstance(value, bool) and kind in ("integer", "number"):  # Python's booleans are integers, JSON's are not
-        return False
-    return isinstance(value, _TYPES.get(kind, (object,)))
+    is_allowed = kind not in ("integer", "number") or not _is_bool(value)
+    return is_allowed and isinstance(value, _TYPES.get(kind, (object,)))
+
+
+def _is_bool(value: object) -> bool:
+    """Tell booleans from numbers: Python's are integers, JSON's are not."""
+    return isinstance(value, bool)
 
 
 def _from_text(properties: Mapping[str, Schema | bool], text: str, others: Schema | bool) -> dict[str, Any] | None:

@@ -167,6 +167,7 @@ def test_values_are_held_against_the_schemas_that_hints_make() -> None:
     )
     assert matches_schema(None, {"anyOf": [{"type": "null"}, {"type": "object"}]})
     assert matches_schema(object(), {})
+    assert matches_schema(1.0, {"enum": [1]}) and not matches_schema(True, {"enum": [1]})
 
 
 GUESS = '''
