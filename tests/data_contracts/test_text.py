@@ -1,10 +1,21 @@
+"""Texts of rows: compared as questions, as they look and by what is visible; all as the slow reference does."""
+
 from __future__ import annotations
 
+import unicodedata
+from typing import Any
+
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from rlcore.data_contracts import text
+from rlcore.data_contracts.characters import fold_confusables, folded, has_visible, without_invisible
+from rlcore.data_contracts.drift import sketches
+from rlcore.data_contracts.gate.records import canonical_json, canonical_row
+from rlcore.data_contracts.memo import BoundedMemo
 from rlcore.data_contracts.text import normalise, prompt_hash, prompt_key, question_text, visible_form
+from tests.reference import data_gate as slow
 
 
 def ask(text: str) -> list[dict[str, str]]:
@@ -93,3 +104,100 @@ def test_what_typing_adds_is_left_out_at_once(text: str) -> None:
 )
 def test_answers_look_the_same_where_a_reader_cannot_tell_them_apart(one: str, other: str, same: bool) -> None:
     assert (visible_form(one) == visible_form(other)) is same
+
+
+# Format characters that have a shape of their own: number signs and the like.
+SHAPED = {0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110BD, 0x110CD, *range(0x600, 0x606), *range(0x13430, 0x13440)}
+
+
+def test_every_format_character_of_unicode_is_invisible_but_those_with_a_shape() -> None:
+    formats = {code for code in range(0x20000) if unicodedata.category(chr(code)) == "Cf"}
+    kept = {code for code in formats if without_invisible(chr(code))}
+    assert kept <= SHAPED
+    assert formats - kept >= {0xAD, 0x61C, 0x200B, 0x200D, 0x202E, 0x2060, 0xFEFF}
+
+
+def test_letters_digits_blanks_and_accents_are_not_taken_for_invisible() -> None:
+    text = "a1 \n\t.,é\u0301ا한漢🙂\u3000"
+    assert without_invisible(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *["", " \u3000\n", "\u200b\u200d", "\ufeff", "\xad", "\ue000\uf8ff", "\ufffd", "\u2800", "\u3164", "\u0301"],
+        *["\x07", "\U000e0041", "\ufe0f", "\u115f\u1160", "\u202e\u202c", "\U000f0000", "\u0378"],
+    ],
+    ids=ascii,
+)
+def test_a_text_without_anything_to_see_is_blank(text: str) -> None:
+    assert not has_visible(text)
+    assert has_visible(f"{text}x{text}")
+
+
+@pytest.mark.parametrize("text", ["a", ".", "7", "é", "ا", "漢", "🙂", "€", "\u0301e", "…", "한"], ids=ascii)
+def test_a_letter_digit_mark_or_symbol_is_seen(text: str) -> None:
+    assert has_visible(text)
+
+
+def test_letters_that_look_latin_are_read_as_latin_in_their_own_case() -> None:
+    assert fold_confusables("Неllо, раураl") == "Hello, paypal"
+    assert fold_confusables("жизнь") == "жизнь"
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("Wh\u200bat", "what"),
+        ("ＷＨＡＴ　２２", "what 22"),
+        ("Whаt іs", "what is"),  # Cyrillic a and i
+        ("٢٢ + ३", "22 + 3"),
+        ("“a” «b» `c`", "'a' 'b' 'c'"),
+        ("4 − 3 × 2 ÷ 1", "4 - 3 * 2 / 1"),
+        ("2²", "2^2"),
+        ("x¹⁰", "x^10"),
+        ("ﬁne", "fine"),
+    ],
+)
+def test_a_text_is_folded_to_plain_letters_signs_and_digits(text: str, plain: str) -> None:
+    assert folded(text) == plain
+
+
+@given(st.text("ΑΒΕΝΥαβενυВвНнРрСсАа", max_size=8))
+def test_folding_knows_no_case_in_any_script(text: str) -> None:
+    assert folded(text.upper()) == folded(text.lower())
+
+
+MARKS = st.sampled_from([*"abI09 .,;:!?'\"`()-+*/&_#\n\t\x00\x0b\u200b", " '", "&amp;", "ß", "漢", "а", "é", "２", "²"])
+REFERENCE_TEXTS = st.one_of(
+    st.lists(MARKS, max_size=24).map("".join), st.text(st.characters(exclude_categories=["Cs"]))
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | REFERENCE_TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(REFERENCE_TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def test_a_text_is_worked_out_once_and_all_is_forgotten_when_it_is_full() -> None:
+    asked: list[str] = []
+    found = BoundedMemo(lambda one: asked.append(one) or len(one), most=2)  # type: ignore[func-returns-value]
+    assert list(map(found.__getitem__, ["a", "bb", "a", "bb"])) == [1, 2, 1, 2]
+    assert asked == ["a", "bb"]
+    assert found["ccc"] == 3
+    assert dict(found) == {"ccc": 3}
+
+
+@settings(deadline=None, max_examples=300)
+@given(REFERENCE_TEXTS)
+def test_texts_are_compared_hashed_and_sketched_as_the_reference_does(one: str) -> None:
+    question = slow.question_text(one)
+    assert text.question_and_hashes(one) == (question, slow.hashes(question.split()))
+    assert text.hashes_of_words(one) == slow.hashes(slow.words_of(one))
+    assert (sketches.script_of(one), sketches.word_of(one)) == (slow.script_of(one), slow.word_of(one))
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.dictionaries(REFERENCE_TEXTS, VALUES, max_size=4))
+def test_rows_are_spelled_as_the_reference_does(row: dict[str, Any]) -> None:
+    assert canonical_row(row) == canonical_json(row) == slow.canonical_json(row)

@@ -128,66 +128,52 @@ def test_nothing_is_said_of_the_value_that_stands_in_for_a_wrong_one(
     assert said.all == [error] and "where: mine.toml" in said.text
 
 
-PRETTY = json.dumps(rows(), indent=2)
-PAIRS = [
-    {"pair_id": "p", "messages": rows()[0]["messages"], "chosen": ["yes", "no"], "rejected": ["no"], "source": "mine"}
-]
 ROWS = [
-    ("wrong columns", [{"problem": "1 + 1", "solution": "2"}], (), "prompts", ["missing", "messages", "problem"]),
-    ("no text", rows(reference=4), (), "prompts", ["reference", "60 of 60 lines"]),
-    ("no accepted answer", rows(reference=["proof", "n/a"]), (), "prompts", ["is no answer", "60 of 60 lines"]),
-    ("empty", [], (), "prompts", ["no rows"]),
-    ("adapter of other rows", rows(), ("adapter=preferences",), "prompts.adapter", ["reads no prompts", "gsm8k"]),
-    ("too few tokens", rows(), ("max_tokens=8",), "prompts.max_tokens", ["no room for an answer in 8 tokens", "22"]),
-    ("repeated ids", [*rows(), *rows(prompt_id="q7")[:1]], (), "prompts", ["prompt_id: an earlier row", "is line 61"]),
+    ("wrong columns", [{"problem": "1 + 1", "solution": "2"}], (), "", ["missing", "messages", "problem"]),
+    ("no text", rows(reference=4), (), "", ["reference", "60 of 60 lines"]),
+    ("no accepted answer", rows(reference=["proof", "n/a"]), (), "", ["is no answer", "60 of 60 lines"]),
+    ("empty", [], (), "", ["no rows"]),
+    ("adapter of other rows", rows(), ("adapter='preferences'",), ".adapter", ["reads no prompts", "gsm8k"]),
+    ("too few tokens", rows(), ("max_tokens=8",), ".max_tokens", ["no room for an answer in 8 tokens", "22"]),
+    ("repeated ids", [*rows(), *rows(prompt_id="q7")[:1]], (), "", ["prompt_id: an earlier row", "is line 61"]),
     (
         "answers of other graders",
         [
             {"messages": row["messages"], "ground_truth": text, "dataset": "mixed"}
             for row, text in zip(rows(), ['{"f": "x"}', "assert f(1) == 2", "None", "5"] * 15, strict=True)
         ],
-        ("adapter=rlvr",),
-        "prompts",
+        ("adapter='rlvr'",),
+        "",
         ["JSON or Python, which the reward `math` does not", "its tests", "is no answer", "15 of 60"],
     ),
-    ("no answer", rows(reference="proof"), (), "prompts", ["no answer can be graded with it"]),
-    ("one of sixty", [*rows()[1:], *rows(reference=4)[:1]], (), "prompts", ["prompts.max_quarantined = 0.01 allows"]),
-    ("no column to drop", rows(note="x"), ("drop_columns=['nte']",), "prompts.drop_columns", ["did you mean 'note'?"]),
+    ("no answer", rows(reference="proof"), (), "", ["no answer can be graded with it"]),
+    ("one of sixty", [*rows()[1:], *rows(reference=4)[:1]], (), "", ["max_quarantined = 0.01 allows"]),
+    ("no column to drop", rows(note="x"), ("drop_columns=['nte']",), ".drop_columns", ["did you mean 'note'?"]),
 ]
 
 
-@pytest.mark.parametrize(
-    ("values", "settings", "key", "words"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
-)
+def dataset(file: str, *settings: str) -> str:
+    """A dataset of prompts, as a value of an override."""
+    own = {setting.partition("=")[0] for setting in settings}
+    usual = {"adapter": "'prompts'", "num_train": 40, "num_eval": 6, "max_tokens": 128}
+    keys = [f"{key}={value}" for key, value in usual.items() if key not in own]
+    return f"{{contract='prompts',path='{file}',{','.join([*keys, *settings])}}}"
+
+
 def test_rows_that_a_run_would_refuse_are_named_with_their_file_key_and_line(
-    project: Path,
-    capsys: pytest.CaptureFixture[str],
-    values: list[Any],
-    settings: tuple[str, ...],
-    key: str,
-    words: list[str],
-) -> None:
-    write("rows.jsonl", values)
-    said = planned(capsys, *(f"data.prompts.{setting}" for setting in settings))
-    assert list(said.lines) == ["rows.jsonl"]
-    assert said.all[0].startswith(f"data.{key}")
-    assert not [word for word in words if word not in said.text]
-
-
-def test_a_file_that_is_no_json_lines_is_refused_without_a_traceback(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name, text in (("pretty.jsonl", PRETTY.replace("[", "", 1)), ("rows.txt", "1 + 1 = 2\n")):
-        Path(name).write_text(text)
-        said = planned(capsys, f"data.prompts.path={name}")
-        assert list(said.lines) == [name], said.text
-
-
-def test_pairs_of_lists_are_no_pairs_of_texts(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write("pairs.jsonl", PAIRS)
-    table = "contract='preference_pairs',adapter='preferences',path='pairs.jsonl',num_train=9,num_eval=9,max_tokens=64"
-    said = planned(capsys, f"data.pairs={{{table}}}")
-    assert said.lines["pairs.jsonl"][0].startswith("data.pairs: chosen: must be a text, not a list")
+    """Each is a dataset of one preset, so that one plan names all of them."""
+    overrides = []
+    for number, (_, values, settings, *_) in enumerate(ROWS):
+        write(f"{number}.jsonl", values)
+        overrides.append(f"data.set{number}={dataset(f'{number}.jsonl', *settings)}")
+    drawn = ",".join(f"set{number}=1.0" for number in range(len(ROWS)))
+    said = planned(capsys, *overrides, f"stages.grpo.prompts={{{drawn}}}")
+    for number, (name, _, _, key, words) in enumerate(ROWS):
+        lines = [line for line in said.all if line.startswith(f"data.set{number}{key}")]
+        assert lines and [word for word in words if word not in " ".join(lines)] == [], (name, said.text)
+    assert len([file for file in said.lines if file.endswith(".jsonl")]) >= len(ROWS) - 1
 
 
 @pytest.mark.parametrize(
@@ -204,28 +190,26 @@ def test_pairs_of_which_none_is_left_are_an_error(
     assert bool(said.lines) == bool(error), said.text
 
 
-@pytest.mark.parametrize(
-    ("prompt", "reference", "is_swapped"),
-    [
-        (lambda n: str(n + 4), lambda n: f"{n} + 4", True),
-        (lambda n: f"${n}.50", lambda n: f"Tom has {n} dollars and gets 50 cents.", True),
-        (lambda n: f"town {n}", lambda n: f"Which town has the number {n}?", True),
-        (lambda n: str(n), lambda n: str(n + 1), False),
-        (lambda n: f"{n} + 4", lambda n: str(n + 4), False),
-        (lambda n: f"Name town {n}.", lambda n: f"It is the town {n}.", False),
-        (lambda n: f"{n}" if n else "Why?", lambda n: f"{n} + 4", False),
-    ],
-)
-def test_questions_that_are_answers_are_a_warning(
-    project: Path,
-    capsys: pytest.CaptureFixture[str],
-    prompt: Callable[[int], str],
-    reference: Callable[[int], str],
-    is_swapped: bool,
-) -> None:
-    write("rows.jsonl", [{"problem": prompt(n), "answer": reference(n)} for n in range(60)])
-    said = planned(capsys, "data.prompts.adapter=problems")
-    assert (": are the two swapped?" in said.text) == is_swapped
+SWAPPED: list[tuple[Callable[[int], str], Callable[[int], str], bool]] = [  # prompt, reference
+    (lambda n: str(n + 4), lambda n: f"{n} + 4", True),
+    (lambda n: f"${n}.50", lambda n: f"Tom has {n} dollars and gets 50 cents.", True),
+    (lambda n: f"town {n}", lambda n: f"Which town has the number {n}?", True),
+    (lambda n: str(n), lambda n: str(n + 1), False),
+    (lambda n: f"{n} + 4", lambda n: str(n + 4), False),
+    (lambda n: f"Name town {n}.", lambda n: f"It is the town {n}.", False),
+    (lambda n: f"{n}" if n else "Why?", lambda n: f"{n} + 4", False),
+]
+
+
+def test_questions_that_are_answers_are_a_warning(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = []
+    for number, (prompt, reference, _) in enumerate(SWAPPED):
+        write(f"{number}.jsonl", [{"problem": prompt(n), "answer": reference(n)} for n in range(60)])
+        table = dataset(f"{number}.jsonl", "adapter='problems'")
+        overrides.append(f"data.set{number}={table}")
+    lines = planned(capsys, *overrides).text.splitlines()
+    found = [any(f"data.set{n}" in line and "are the two swapped?" in line for line in lines) for n in range(7)]
+    assert found == [is_swapped for *_, is_swapped in SWAPPED]
 
 
 def test_a_sample_says_that_it_is_one_and_a_few_bad_rows_are_a_warning(
@@ -299,11 +283,6 @@ def test_files_of_a_pattern_or_a_folder_are_one_dataset_and_what_cannot_be_one_s
     for path, words in (("*.json", "matches no file"), ("parts", "eval_path")):
         (error,) = planned(capsys, f"data.prompts.path={path}").all
         assert error.startswith("data.prompts.path") and words in error, error
-
-
-def test_an_adapter_beside_columns_is_an_error(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (error,) = planned(capsys, "data.prompts.columns={prompt='messages',reference='reference'}").all
-    assert error.startswith("data.prompts: adapter = 'prompts' and columns are both given")
 
 
 def test_targets_of_lora_that_the_model_lacks_are_an_error(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -542,32 +521,26 @@ def without_peft(name: str) -> ModuleSpec | None:
     return None if name == "peft" else importlib.util.find_spec(name)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["plan", "typo.toml"], "no such preset or file"),
-        (["plan", "broken.toml"], "not valid TOML"),
-        (["plan", "tiny", "--set", "sedd=1"], "did you mean seed?"),
-        (["run", "tiny", "--set", "sedd=1"], "did you mean seed?"),
-        (["config", "tiny", "stages.grpo.kl"], ""),
-        (["--help"], ""),
-    ],
+LIGHT = (  # commands that are refused or answered without a library, and words of the error
+    (["plan", "typo.toml"], "no such preset or file"),
+    (["plan", "broken.toml"], "not valid TOML"),
+    (["plan", "tiny", "--set", "sedd=1"], "did you mean seed?"),
+    (["run", "tiny", "--set", "sedd=1"], "did you mean seed?"),
+    (["config", "tiny", "stages.grpo.kl"], ""),
 )
-def test_a_wrong_preset_is_refused_before_anything_heavy_is_imported(
-    tmp_path: Path, home: Home, arguments: list[str], words: str
-) -> None:
+
+
+def test_a_wrong_preset_is_refused_before_anything_heavy_is_imported(tmp_path: Path, home: Home) -> None:
     (tmp_path / "broken.toml").write_text("name = \n")
     code = f"""
 import sys
 from rlcore.flows.cli.app import main
-code = main({arguments!r})
-print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
-sys.exit(code)
+codes = [main(arguments) for arguments, _ in {LIGHT!r}]
+print(codes, [name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == (2 if words else 0), done.stderr
-    assert words in done.stderr
-    assert done.stderr.splitlines()[-1] == "[]"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert [words for _, words in LIGHT if words not in done.stderr] == []
+    assert done.stderr.splitlines()[-1] == f"{[2 if words else 0 for _, words in LIGHT]} []"
 
 
 def test_a_wrong_key_beside_rows_and_a_model_is_said_before_these_are_checked(project: Path) -> None:

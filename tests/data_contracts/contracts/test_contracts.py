@@ -1,22 +1,40 @@
+"""Contracts: what a row may hold, and the fast check against pandera's."""
+
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pandera.pandas as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.data_contracts.contracts import (
+    code_tasks,
+    column_checks,
     demonstrations,
     evaluations,
     preference_pairs,
     prompts,
     ranked_sets,
     rollouts,
+    search_corpus,
 )
-from rlcore.data_contracts.contracts.contract import WHOLE_FRAME, Contract, require, violations
+from rlcore.data_contracts.contracts.benchmark_records import BENCHMARK_RECORDS
+from rlcore.data_contracts.contracts.contract import (
+    WHOLE_FRAME,
+    Contract,
+    is_plain,
+    passes_fast_path,
+    require,
+    row_violations,
+    violations,
+)
+from rlcore.data_contracts.contracts.search_corpus import read_corpus
 from rlcore.data_contracts.errors import ContractError, RowError
 
 ASK = [{"role": "user", "content": "2 + 3 = ?"}]
@@ -260,3 +278,253 @@ def test_the_pairs_of_any_ranking_are_one_set_and_prefer_the_better_rank(ranks: 
 def test_a_ranking_needs_a_rank_for_each_completion() -> None:
     with pytest.raises(RowError, match="1 ranks for 2 completions"):
         ranked_sets.expand("s", ASK, ["a", "b"], [0], source="me")
+
+
+def turn(role: str, content: object = "text") -> dict[str, object]:
+    return {"role": role, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("text", "passed"),
+    [("a", True), (" a ", True), ("", False), (" \n\t", False), ("a\0b", False), ("\u200b\ufeff", False)],
+)
+def test_a_text_is_filled_with_something_that_a_reader_sees(text: str, passed: bool) -> None:
+    assert column_checks.is_filled(text) == passed
+
+
+@pytest.mark.parametrize(
+    ("roles", "is_plain", "is_with_calls"),
+    [
+        (["user"], True, True),
+        (["system", "user"], True, True),
+        (["user", "assistant", "user"], True, True),
+        (["user", "assistant"], False, False),  # answered already
+        (["user", "system", "user"], False, False),  # a system message comes first
+        (["system"], False, False),
+        (["user", "tool"], False, False),
+        ([], False, False),
+        (["user", "assistant", "tool"], False, True),
+        (["user", "assistant", "tool", "assistant", "tool"], False, True),
+        (["assistant", "tool"], False, False),
+        (["user", "tool", "assistant"], False, False),
+        (["user", "assistant", "tool", "tool"], False, False),
+    ],
+)
+def test_a_question_waits_for_an_answer_and_calls_of_tools_may_follow_it_in_pairs(
+    roles: list[str], is_plain: bool, is_with_calls: bool
+) -> None:
+    conversation = [turn(role) for role in roles]
+    assert column_checks.is_question(conversation) is is_plain
+    assert column_checks.is_question_with_calls(conversation) is is_with_calls
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *([turn("system"), turn("user", content)] for content in ("", "  ", "a\0b", None, 7)),
+        *(None, "user", {"role": "user"}, [{"role": "user"}], [turn("user") | {"name": "x"}], [None]),
+    ],
+    ids=ascii,
+)
+def test_a_turn_that_is_blank_or_no_text_or_no_turn_makes_no_question(value: object) -> None:
+    assert not column_checks.is_question(value)
+
+
+@pytest.mark.parametrize(
+    ("check", "value", "passed"),
+    [
+        (column_checks.is_list_of_texts, ["a", "b"], True),
+        (column_checks.is_list_of_texts, ["a"], False),
+        (column_checks.is_list_of_texts, ["a", " "], False),
+        (column_checks.is_list_of_texts, "ab", False),
+        (column_checks.is_list_of_counts, [0, 3], True),
+        (column_checks.is_list_of_counts, [], False),
+        (column_checks.is_list_of_counts, [-1], False),
+        (column_checks.is_list_of_counts, [True], False),
+        (column_checks.is_list_of_counts, [1.0], False),
+        (column_checks.is_list_of_booleans, [True, False], True),
+        (column_checks.is_list_of_booleans, [], True),
+        (column_checks.is_list_of_booleans, [1], False),
+        (column_checks.is_list_of_logprobs, [-0.5, 0.0], True),
+        (column_checks.is_list_of_logprobs, [5e-7], True),  # the rounding of a softmax
+        (column_checks.is_list_of_logprobs, [2e-6], False),
+        (column_checks.is_list_of_logprobs, [math.nan], False),
+        (column_checks.is_list_of_logprobs, [-math.inf], False),
+        (column_checks.is_list_of_logprobs, [-1], False),
+        (column_checks.is_list_of_logprobs, [], True),
+        (column_checks.is_list_of_logprobs, None, False),
+    ],
+)
+def test_a_list_has_the_values_that_its_column_wants(
+    check: Callable[[object], bool], value: object, passed: bool
+) -> None:
+    assert check(value) is passed
+
+
+CONTRACTS = [
+    code_tasks.CONTRACT,
+    demonstrations.CONTRACT,
+    evaluations.CONTRACT,
+    preference_pairs.CONTRACT,
+    prompts.CONTRACT,
+    ranked_sets.CONTRACT,
+    search_corpus.CONTRACT,
+    rollouts.ROLLOUTS,
+    rollouts.SCORES,
+]
+ROWS = [
+    *CASES,
+    *((contract, {name: ROLLOUT[name] for name in contract.columns}) for contract in CONTRACTS[-2:]),
+]
+# What may stand where it should not: each is right in some column.
+VALUES: list[Any] = [
+    *(None, math.nan, math.inf, -math.inf, -1, 0, 1, 0.5, -0.5, True, False, "", " ", "a", "a\0b", "stop", "train"),
+    *([], [0], [1, 2], [0.0, -1.0], [True, False], ["a", "b"], [None], "{}", '{"math": NaN}', "[1]", {"a": 1}),
+]
+
+
+def pandera_passes(frame: pd.DataFrame, contract: Contract) -> bool:
+    try:
+        contract.model.validate(frame, lazy=True)
+    except pa.errors.SchemaErrors:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda contract: contract.name)
+def test_every_contract_is_one_that_can_be_looked_at_quickly(contract: Contract) -> None:
+    assert is_plain(contract.model)
+
+
+@pytest.mark.parametrize(("contract", "row"), ROWS, ids=lambda value: getattr(value, "name", ""))
+def test_good_rows_need_no_second_look(contract: Contract, row: dict[str, Any]) -> None:
+    assert passes_fast_path(pd.DataFrame([row, row]), contract.model)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_the_quick_verdict_is_panderas(data: st.DataObject) -> None:
+    contract, row = data.draw(st.sampled_from(ROWS))
+    spoilt = data.draw(st.dictionaries(st.sampled_from(contract.columns), st.sampled_from(VALUES), max_size=2))
+    rows = data.draw(st.permutations([row, row, {**row, **spoilt}]))
+    rows = rows[: data.draw(st.integers(1, 3))]
+    frame = pd.DataFrame(rows)
+    assert passes_fast_path(frame, contract.model) == pandera_passes(frame, contract)
+    found = [(one.row, one.field, repr(one.value), one.reason) for one in violations(frame, contract)]
+    assert [(one.row, one.field, repr(one.value), one.reason) for one in row_violations(rows, contract)] == found
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"strict": False}, {"strict": "filter"}, {"ordered": True}, {"unique": ["x"]}, {"coerce": True}],
+    ids=repr,
+)
+def test_a_model_with_rules_of_another_kind_is_left_to_pandera(options: dict[str, Any]) -> None:
+    class Model(pa.DataFrameModel):
+        x: int
+
+        Config = type("Config", (), {"strict": True, **options})
+
+    assert not is_plain(Model)
+    assert not passes_fast_path(pd.DataFrame({"x": [1]}), Model)
+
+
+@pytest.mark.parametrize("options", [{"unique": True}, {"coerce": True}, {"regex": True, "alias": "x"}], ids=repr)
+def test_a_column_with_rules_of_another_kind_is_left_to_pandera(options: dict[str, Any]) -> None:
+    class Model(pa.DataFrameModel):
+        x: int = pa.Field(**options)
+
+        class Config:
+            strict = True
+
+    assert not passes_fast_path(pd.DataFrame({"x": [1, 1]}), Model)
+
+
+def test_a_column_that_is_there_twice_is_refused() -> None:
+    table = rollout_table({})
+    with pytest.raises(Exception, match="broken rules"):
+        rollouts.check_rollouts(pd.concat([table, table["error"]], axis=1))
+
+
+KEYS = st.tuples(st.integers(1, 2), st.sampled_from("ab"), st.integers(0, 3), st.sampled_from([0, 0, 0, 1, 2]))
+
+
+@given(st.lists(KEYS, min_size=1, max_size=9))
+def test_groups_with_holes_are_those_whose_indices_no_whole_draws_explain(
+    keys: list[tuple[int, str, int, int]],
+) -> None:
+    """Brute force: a group is whole if its indices are runs 0..n put together, and so are each index's branches."""
+    table = pd.DataFrame(keys, columns=list(rollouts.KEYS))
+
+    def is_whole(indices: list[int]) -> bool:
+        left = sorted(indices)
+        while left:
+            for place in range(max(left) + 1):
+                if place not in left:
+                    return False
+                left.remove(place)
+        return True
+
+    def has_hole(group: tuple[int, str]) -> bool:
+        own = [key for key in keys if key[:2] == group]
+        branches = [[key[3] for key in own if key[2] == index] for index in {key[2] for key in own}]
+        return not is_whole([index for *_, index, branch in own if branch == 0]) or not all(map(is_whole, branches))
+
+    assert rollouts.incomplete_groups(table) == sorted(group for group in {key[:2] for key in keys} if has_hole(group))
+
+
+RECORD = {"task": "sums", "doc_id": 0, "doc_sha256": "a" * 64, "metric": "acc,none", "value": 1.0}
+
+
+def test_sound_records_pass() -> None:
+    require(pd.DataFrame([RECORD, {**RECORD, "doc_id": 1, "value": 0.25}]), BENCHMARK_RECORDS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"task": " "}, {"doc_id": -1}, {"doc_sha256": "a" * 63}, {"metric": ""}, {"value": float("nan")}, {"more": 1}],
+)
+def test_a_row_that_breaks_the_contract_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ContractError):
+        require(pd.DataFrame([{**RECORD, **change}]), BENCHMARK_RECORDS)
+
+
+def test_a_document_stands_once() -> None:
+    with pytest.raises(ContractError, match=r"1 rows are there twice, first .*acc,none"):
+        require(pd.DataFrame([RECORD, RECORD]), BENCHMARK_RECORDS)
+
+
+SOUND = '{"passage_id": "a", "text": "one"}\n{"passage_id": "b", "text": "two"}\n'
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "corpus.jsonl"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_passages_come_in_the_order_of_the_file(tmp_path: Path) -> None:
+    assert read_corpus(write(tmp_path, SOUND)) == [("a", "one"), ("b", "two")]
+    path = tmp_path / "corpus.parquet"
+    pd.DataFrame([{"passage_id": "x", "text": "y"}]).to_parquet(path)
+    assert read_corpus(path) == [("x", "y")]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("{broken\n", "unreadable lines: line 3"),
+        ('{"passage_id": "a", "text": "again"}\n', "1 ids occur twice, the first is 'a'"),
+        ('{"passage_id": "c", "text": " "}\n', "row 2, text: must not be blank"),
+        ('{"passage_id": "c"}\n', "row 2, text"),
+        ('{"passage_id": "c", "text": "t", "page": 1}\n', "page"),
+    ],
+)
+def test_a_fault_refuses_the_corpus_and_names_its_place(tmp_path: Path, more: str, message: str) -> None:
+    with pytest.raises(ContractError, match=message):
+        read_corpus(write(tmp_path, SOUND + more))
+
+
+def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ContractError):
+        read_corpus(write(tmp_path, ""))

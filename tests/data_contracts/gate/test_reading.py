@@ -1,3 +1,5 @@
+"""Files as rows: lines, arrays, CSV tables, Parquet, and files that are refused."""
+
 from __future__ import annotations
 
 import codecs
@@ -5,8 +7,11 @@ import gzip
 import hashlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -50,6 +55,7 @@ def nested(levels: int) -> bytes:
         (b'{"a": -Infinity}', "-Infinity is not JSON"),
         (b'{"a": 1e999}', "1e999 is beyond the range of a float"),
         (b'{"a": 1, "a": 2}', "duplicate key 'a'"),
+        (b'{"a": "b", "a": "b"}', "duplicate key 'a'"),
         (b'{"b": {"a": 1, "a": 1}}', "duplicate key 'a'"),
         (b'{"a": 1, "\\u0061": 2}', "duplicate key 'a'"),
         (b'{"a": "\\\\\\"", "b\\\\": "\\\\", "b\\\\": 2}', "duplicate key 'b\\\\'"),
@@ -271,3 +277,180 @@ def test_what_cannot_be_one_table_of_rows_says_what_to_do(tmp_path: Path) -> Non
         with pytest.raises(ContractError) as caught:
             _ = read_source(tmp_path / name).rows
         assert not [word for word in words if word not in str(caught.value)], str(caught.value)
+
+
+ROWS = [{"a": f'text {number}, "quoted"\nover lines', "b": str(number)} for number in range(4)]
+
+
+def write(folder: Path, name: str, text: str) -> Path:
+    (folder / name).write_text(text, encoding="utf-8")
+    return folder / name
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_an_array_gives_its_objects_with_their_lines(tmp_path: Path, indent: int | None) -> None:
+    source = read_source(write(tmp_path, "rows.json", json.dumps(ROWS, indent=indent)))
+    assert [row.values for row in source.rows] == ROWS
+    assert [row.origin.line for row in source.rows] == ([1] * 4 if indent is None else [2, 6, 10, 14])
+    assert [place for place, _ in source.read(np.array([False, True, False, True]))] == [1, 3]
+
+
+def test_lines_in_a_json_file_are_read_as_lines(tmp_path: Path) -> None:
+    source = read_source(write(tmp_path, "rows.json", "".join(json.dumps(row) + "\n" for row in ROWS)))
+    assert [row.values for row in source.rows] == ROWS
+
+
+def test_an_item_that_is_no_row_is_quarantined_by_its_line(tmp_path: Path) -> None:
+    source = read_source(write(tmp_path, "rows.json", '[{"a": 1},\n 3,\n {"a": NaN},\n {"a": 1, "a": 2}]'))
+    assert [row.values for row in source.rows] == [{"a": 1}]
+    assert [(one.origin.line, one.reason) for one in source.rejected] == [
+        (2, "a row is a JSON object, and this is int"),
+        (3, "NaN is not JSON"),
+        (4, "duplicate key 'a'"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [
+        ("rows.json", '[{"a": 1}\n{"a": 2}]', "malformed JSON in line 2: a comma or ] is missing"),
+        ("rows.json", '[{"a": 1},\n{"a": }]', "malformed JSON in line 2"),
+        ("rows.json", '[{"a": 1}] 3', "there is more behind the array"),
+        ("rows.json", '{\n "a": 1\n}', "the file is one JSON object, and not an array of rows"),
+        ("rows.json", json.dumps({"data": ROWS}), "the file is one JSON object, whose 'data' has the rows"),
+        ("rows.json", json.dumps({"v": 1, "data": ROWS}, indent=1), "the file is one JSON object, whose 'data' has"),
+        ("rows.jsonl", json.dumps({"data": ROWS}), "the file is one JSON object, whose 'data' has the rows"),
+        ("rows.json", "3", "is no JSON array"),
+        ("rows.json", "", "is no JSON array"),
+        ("rows.jsonl", json.dumps(ROWS), "is one JSON array"),
+        ("rows.jsonl", json.dumps(ROWS, indent=1), "is one JSON array"),
+        ("rows.jsonl", json.dumps(ROWS[0], indent=1), "the file is one JSON object, and not"),
+        ("rows.csv", "a;b\n1;2\n", "divided by ';', and not by commas"),
+        ("rows.csv", "a,a\n1,2\n", "names 'a' twice"),
+        ("rows.csv", "a,\n1,2\n", "a column without a name"),
+        ("rows.csv", 'a,b\n1,"2\n', "malformed CSV in line 2"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_one_error_with_what_to_do(
+    tmp_path: Path, name: str, text: str, what: str
+) -> None:
+    with pytest.raises(ContractError) as caught:
+        assert read_source(write(tmp_path, name, text)).rows
+    assert what in caught.value.what
+    assert caught.value.fix
+    assert caught.value.where.endswith(name)
+
+
+def test_a_table_gives_texts_and_null_for_an_empty_cell(tmp_path: Path) -> None:
+    text = '\ufeffa,b\n"one, ""two""\nthree",\n4,5\n6\n'
+    source = read_source(write(tmp_path, "rows.csv", text))
+    assert [row.values for row in source.rows] == [{"a": 'one, "two"\nthree', "b": None}, {"a": "4", "b": "5"}]
+    assert [row.origin.line for row in source.rows] == [2, 4]
+    assert [(one.origin.line, one.reason) for one in source.rejected] == [(5, "has 1 cells, and the header 2")]
+
+
+def test_a_row_of_turns_in_one_object_is_a_row(tmp_path: Path) -> None:
+    row = {"messages": [{"role": "user", "content": "Why?"}]}
+    for name in ("rows.json", "rows.jsonl"):
+        assert [one.values for one in read_source(write(tmp_path, name, json.dumps(row))).rows] == [row]
+        lists = f"{json.dumps({'data': ROWS})}\n" * 2
+        assert len(read_source(write(tmp_path, name, lists)).rows) == 2
+
+
+def test_a_nul_character_of_a_table_is_named_with_its_column(tmp_path: Path) -> None:
+    (lost,) = read_source(write(tmp_path, "rows.csv", "a,b\n1,2\0\n3,4\n")).rejected
+    assert (lost.origin.line, lost.field) == (2, "b")
+    assert lost.reason.startswith("a NUL character")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what", "fix"),
+    [
+        ("rows.jsonl", gzip.compress(b"{}", mtime=0), "compressed with gzip", "rows.jsonl.gz"),
+        ("rows.csv", gzip.compress(b"a,b", mtime=0), "compressed with gzip", "rows.csv.gz"),
+        ("rows.parquet", b"\x28\xb5\x2f\xfd", "compressed with zstd", "rows.parquet.zst"),
+        ("rows.json", b"PAR1", "a Parquet file", "rows.parquet"),
+    ],
+)
+def test_a_file_of_another_format_than_its_ending_gets_its_right_name(
+    tmp_path: Path, name: str, content: bytes, what: str, fix: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ContractError) as caught:
+        read_source(tmp_path / name)
+    assert (caught.value.what, caught.value.fix) == (f"the file is {what}", f"name it {fix}")
+
+
+def test_a_file_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_bytes(b"a,b\n1,\xe4\n")
+    with pytest.raises(ContractError, match="not UTF-8: byte 0xe4 in line 2"):
+        assert read_source(tmp_path / "rows.csv").rows
+
+
+READ_IT = """
+import resource, sys
+from pathlib import Path
+from rlcore.data_contracts.gate.reading import read_source
+resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+for path in sys.argv[1:]:
+    source = read_source(Path(path))
+    print(len(source.rows), len(source.rejected), source.rejected[0].reason)
+"""
+
+
+def shared_text(length: int, rows: int) -> pa.Array:
+    """One text that all rows share."""
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows, dtype=np.int32)), pa.array(["x" * length]))
+
+
+def test_a_kilobyte_that_stands_for_gigabytes_is_set_aside_row_by_row_within_four(tmp_path: Path) -> None:
+    column: Any = shared_text(20_000_000, 250)
+    nested = pa.ListArray.from_arrays(pa.array(range(251)), pa.StructArray.from_arrays([column], ["content"]))
+    paths = [tmp_path / "flat.parquet", tmp_path / "nested.parquet"]
+    for path, each in zip(paths, (column, nested), strict=True):
+        pq.write_table(pa.table({"prompt": each}), path, compression="zstd")
+        assert path.stat().st_size < 20_000
+    command = [sys.executable, "-c", READ_IT, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == [f"0 250 longer than {MAX_LINE_BYTES} bytes"] * 2, done.stderr
+
+
+def test_rows_around_a_long_one_are_kept_with_their_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    texts, turns = ["a", "b" * (MAX_LINE_BYTES + 1), None, "c" * MAX_LINE_BYTES], [{"role": "user"}]
+    pq.write_table(pa.table({"prompt": texts, "turns": [turns, turns, [], None]}), path)
+    source = read_source(path)
+    assert [(row.origin.line, row.values) for row in source.rows] == [
+        (1, {"prompt": "a", "turns": turns}),
+        (3, {"prompt": None, "turns": []}),
+        (4, {"prompt": texts[3], "turns": None}),
+    ]
+    assert [row.origin.line for row in source.rejected] == [2]
+
+
+def test_a_group_described_as_larger_than_its_rows_can_be_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    numbers = pa.ListArray.from_arrays(pa.array([0, 250_000_000]), pa.array(np.zeros(250_000_000, dtype=np.int8)))
+    pq.write_table(pa.table({"numbers": numbers}), path)
+    with pytest.raises(ContractError, match="row group 1 of 1 rows has 250000000 values") as caught:
+        list(read_source(path).read(None))
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([{"a": 1, "b": ["x", None]}, None]),
+        pa.array([[("key", 1)], []], pa.map_(pa.string(), pa.int64())),
+        pa.array(["x", None], pa.large_string()),
+        pa.array([b"x", None]),
+        pa.array([1.5, None]),
+        pa.array([[[1], [2, 3]], [[], None]]),
+        pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_values_of_every_kind_come_as_they_were_written(tmp_path: Path, column: pa.Array) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"value": column}), path)
+    assert [row.values["value"] for row in read_source(path).rows] == column.to_pylist()
