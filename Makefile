@@ -82,7 +82,7 @@ test: check  ## make check, and the fast tests (10 minutes on two cores)
 test-slow: $(VENV)/.extra-benchmarks  ## tests that take longer than a minute, and those of the evaluation harness (an hour)
 	@infra/install_programs.sh || true
 	$(PYTEST) -m slow
-	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" tests/rlcore/evaluation/test_lm_eval.py tests/flows/test_skills.py
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" tests/rlcore/evaluation/test_lm_eval.py tests/flows/test_forgetting.py
 
 # Of the second command the file that takes longest comes first.
 test-services: $(VENV)/.extra-services $(VENV)/.extra-ray  ## real servers, several ranks, a Ray cluster; each killed (an hour)

@@ -231,8 +231,10 @@ ROWS = (
     ),
     Row(
         attacks="names of presets that lead out of the home; a name with a dot",
-        hostile=("tests/flows/test_named.py::test_a_name_that_leads_elsewhere_is_refused_before_anything_is_made",),
-        sound=("tests/flows/test_named.py::test_a_name_with_a_dot_works_from_the_run_to_the_export",),
+        hostile=(
+            "tests/flows/test_post_train.py::test_a_name_that_leads_elsewhere_is_refused_before_anything_is_made",
+        ),
+        sound=("tests/flows/test_post_train.py::test_a_name_with_a_dot_works_from_the_run_to_the_export",),
     ),
 )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,49 @@ import pytest
 import torch
 
 from benchmarks.peers import compare
-from benchmarks.peers.compare import PLANS, render, run_arm, run_plan
+from benchmarks.peers.__main__ import run_side
+from benchmarks.peers.compare import PLANS, Comparison, render, run_arm, run_plan
 from benchmarks.peers.record import UnequalWorkError, differences
-from benchmarks.peers.work import EOS, text_of
-from tests.benchmarks.arms import PLANTS, runner, small_comparison, small_work
+from benchmarks.peers.work import EOS, Work, text_of
+
+PLANTS: dict[str, Mapping[str, Any]] = {
+    "token ids": {"prompt_tokens": (7, 12)},
+    "updates": {"steps": 1},
+    "products of updates": {"dtype": "bfloat16"},
+    "trained tokens": {"completion_tokens": (4, 15)},
+}
+
+
+def small_work(task: str, **settings: Any) -> Work:
+    """Two steps on the smallest shape."""
+    group = {"sft": 1, "rm": 2, "dpo": 2}.get(task, 4)
+    sizes = {"num_prompts": 8 if group < 4 else 2, "prompt_tokens": (6, 12), "completion_tokens": (4, 16), "steps": 2}
+    return Work(task=task, shape="micro", group_size=group, **(sizes | settings))
+
+
+def small_comparison(work: Work) -> Comparison:
+    """Two candidates a side, one round."""
+    trial = replace(work, steps=1)
+    return Comparison(title=work.task, work=work, trial=trial, rounds=1, tokens=(64, 512), rows=(4, 8))
+
+
+def runner(sides: Mapping[str, str], planted: Mapping[str, Any]) -> Callable[..., Mapping[str, Any]]:
+    """A stand-in for ``compare.run_arm``; ``planted`` are fields of the work that only the side ``trl`` gets."""
+
+    def run(arguments: Sequence[str], *, threads: int, timeout: float | None = None) -> Mapping[str, Any]:
+        _, _, side, work, setting = arguments
+        given = json.loads(work) | (planted if side == "trl" else {})
+        output = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(output):
+                run_side(sides[side], json.dumps(given), setting)
+        except Exception as error:  # noqa: BLE001 - as a process that fails
+            return {"failed": f"{type(error).__name__}: {error}"}
+        found: Mapping[str, Any] = json.loads(output.getvalue().splitlines()[-1])
+        return found
+
+    return run
+
 
 WORK = small_work("grpo")
 
@@ -29,7 +70,9 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return fields
 
 
-@pytest.mark.parametrize("task", ["grpo", "update", "sft", "rm", "dpo"])
+@pytest.mark.parametrize(
+    "task", ["grpo", *(pytest.param(task, marks=pytest.mark.slow) for task in ("update", "sft", "rm", "dpo"))]
+)
 def test_equal_work_gives_figures(task: str, planted: Mapping[str, Any], tmp_path: Path) -> None:
     results = run_plan("supervised", [small_comparison(small_work(task))], out=tmp_path / "results.json")
     assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(results))
@@ -41,7 +84,9 @@ def test_equal_work_gives_figures(task: str, planted: Mapping[str, Any], tmp_pat
     assert ("sync and canaries " in render(results)) is (task == "grpo")
 
 
-@pytest.mark.parametrize("what", PLANTS)
+@pytest.mark.parametrize(
+    "what", ["updates", *(pytest.param(each, marks=pytest.mark.slow) for each in PLANTS if each != "updates")]
+)
 def test_unequal_work_ends_without_a_figure(what: str, planted: dict[str, Any], tmp_path: Path) -> None:
     planted |= PLANTS[what]
     unequal = replace(small_comparison(WORK), trial=WORK)

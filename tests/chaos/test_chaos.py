@@ -28,7 +28,12 @@ def test_a_run_that_is_killed_several_times_ends_with_the_same_books(undisturbed
     assert differences(books(undisturbed), books(tmp_path / "home")) == []
 
 
-@pytest.mark.parametrize("point", POINTS)
+FAST = ("noted", "logged", "closed")  # after the result, after its record, and at the end
+
+
+@pytest.mark.parametrize(
+    "point", [pytest.param(each, marks=() if each in FAST else pytest.mark.slow) for each in POINTS]
+)
 def test_stages_that_are_killed_at_a_point_end_with_the_same_books(
     undisturbed: Path, tmp_path: Path, point: str
 ) -> None:
@@ -36,6 +41,7 @@ def test_stages_that_are_killed_at_a_point_end_with_the_same_books(
     assert differences(books(undisturbed), books(tmp_path / "home")) == []
 
 
+@pytest.mark.slow  # whole runs, as `make chaos` has of every kind of stage
 def test_the_curves_of_models_survive_a_kill_after_their_result_is_stored(tmp_path: Path) -> None:
     arguments = flows_arguments("run", *SMALL, "without=['stages.ppo','stages.grpo']", "promotion.challenger=sft")
     done = run_warm(arguments, environment(tmp_path / "undisturbed"), ROOT, call=COMMAND)

@@ -188,7 +188,7 @@ def test_a_text_is_worked_out_once_and_all_is_forgotten_when_it_is_full() -> Non
     assert dict(found) == {"ccc": 3}
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(REFERENCE_TEXTS)
 def test_texts_are_compared_hashed_and_sketched_as_the_reference_does(one: str) -> None:
     question = slow.question_text(one)
@@ -197,7 +197,7 @@ def test_texts_are_compared_hashed_and_sketched_as_the_reference_does(one: str) 
     assert (sketches.script_of(one), sketches.word_of(one)) == (slow.script_of(one), slow.word_of(one))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(st.dictionaries(REFERENCE_TEXTS, VALUES, max_size=4))
 def test_rows_are_spelled_as_the_reference_does(row: dict[str, Any]) -> None:
     assert canonical_row(row) == canonical_json(row) == slow.canonical_json(row)

@@ -87,7 +87,7 @@ def validated(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[i
     return code, captured.out + captured.err
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", ["GSM8K", "verl", "oasst1"])  # of all: tests/data_contracts/adapters/test_layouts.py
 def test_a_public_layout_is_recognized_and_all_its_rows_are_taken(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
@@ -98,8 +98,6 @@ def test_a_public_layout_is_recognized_and_all_its_rows_are_taken(
     assert "27 for training, 3 held out, 0 unused, 0 quarantined" in said
     adapter = {"dapo": "verl"}.get(EXAMPLES[name].adapter, EXAMPLES[name].adapter)
     assert f'\n  adapter = "{adapter}"\n' in said
-    code, again = validated(capsys, tmp_path / f"rows{ending}", "--adapter", EXAMPLES[name].adapter)
-    assert (code, "0 quarantined" in again) == (0, True)
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".parquet"])

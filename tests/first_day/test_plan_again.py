@@ -15,8 +15,6 @@ import pytest
 
 from rlcore.flows.cli.app import main
 from rlcore.tasks.store.settings import Home
-from tests.flows.conftest import environment
-from tests.flows.warm import run_warm
 
 PRESET = """extends = "chat"
 name = "mine"
@@ -156,14 +154,8 @@ def test_what_is_broken_after_a_good_plan_is_named_by_the_next_one(
     assert main(["plan", "mine.toml"]) == 0
 
 
-def rlcore(*arguments: str, folder: Path) -> tuple[int, str]:
-    """Exit code and all output of the command, run in the user's folder."""
-    done = run_warm(arguments, environment(folder / ".rlcore"), folder)
-    return done.returncode, done.stdout + done.stderr
-
-
-def test_names_of_peers_lead_to_the_right_key(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text("""extends = "rlhf_dpo"
+def test_names_of_peers_lead_to_the_right_key(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (project / "mine.toml").write_text("""extends = "rlhf_dpo"
 name = "mine"
 actor_rollout_ref.rollout.n = 4
 algorithm.adv_estimator = "grpo"
@@ -182,8 +174,8 @@ epsilon_high = 0.28
 lr = 1e-6
 per_device_train_batch_size = 4
 """)
-    code, said = rlcore("plan", "mine.toml", folder=tmp_path)
-    assert code == 2
+    assert main(["plan", "mine.toml"]) == 2
+    said = capsys.readouterr().err
     for theirs, ours in {
         "actor_rollout_ref": "stages.grpo.group_size",
         "algorithm": "stages.grpo.algorithm",

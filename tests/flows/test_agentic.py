@@ -1,12 +1,15 @@
-"""The agentic preset on a micro model, inline: calls are demonstrated, sampled, masked, measured and evaluated."""
+"""Episodes in runs: tools, environments of a user and of an MCP server."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from rlcore.tasks.steps.rows import read_demonstrations
@@ -14,6 +17,7 @@ from rlcore.tasks.store.storage import read_table
 from tests.flows.conftest import ROOT, environment, states_of
 from tests.flows.homes import folder, kill_when, weights
 from tests.flows.warm import run_warm
+from tests.http_servers import free_port, until_it_listens
 
 # Measured over precisions and seeds: 9 to 14 of 16 episodes call the calculator.
 SETTINGS = (
@@ -169,3 +173,142 @@ def test_a_users_environment_is_played_paid_evaluated_and_in_the_keys(agentic_ho
     assert planned() == ["cached", "cached", "cached", "cached"]
     (project / "sums.py").write_text(CLASS.replace("float(self.has_asked)", "0.5"), encoding="utf-8")
     assert planned() == ["cached", "run", "run", "run"]
+
+
+TOOLS = {"stock": "query", "towns": "search"}
+ITERATIONS = 3
+WORLD = (
+    "data.prompts.num_train=64",
+    f"stages.grpo.num_iterations={ITERATIONS}",
+    "stages.grpo.eval_every=3",
+    # Right answers are rare so early; a group in which all are paid the same would move no weight.
+    "stages.grpo.rewards=[{kind='format',options={style='hashes'}}]",
+)
+
+
+def arguments_of(preset: str) -> list[str]:
+    return ["run", "--preset", preset, *(part for each in (*SETTINGS, *WORLD) for part in ("--set", each))]
+
+
+def run_preset(home: Path, preset: str) -> str:
+    """Return the output of a run."""
+    done = run_warm(arguments_of(preset), environment(home), ROOT)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+@pytest.fixture(scope="module", params=TOOLS)
+def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A preset, and the home of its run."""
+    preset = str(request.param)
+    home = tmp_path_factory.mktemp(preset)
+    run_preset(home, preset)
+    return preset, home
+
+
+@pytest.mark.slow
+def test_episodes_call_the_environment_and_are_not_trained_on_what_it_says(played: tuple[str, Path]) -> None:
+    preset, home = played
+    table = read_table(folder(home, "grpo") / "rollouts" / "iteration-00001.parquet")
+    called = table[table["text"].str.contains(f"[{TOOLS[preset]}] ", regex=False)]
+    assert len(called) > 0
+    for row in called.itertuples():
+        own = list(row.loss_mask)
+        assert own[0]
+        assert not all(own)
+        assert all(logprob == 0.0 for logprob, is_own in zip(row.sampler_logprobs, own, strict=True) if not is_own)
+    history = json.loads((folder(home, "grpo") / "history.json").read_text())
+    assert all(0.0 < row["episode/with_calls"] <= 1.0 for row in history)
+    assert all(row["mismatch/max_abs"] < 1e-3 for row in history)
+    assert all(row["reward/errors"] == 0.0 for row in history)
+
+
+@pytest.mark.slow
+def test_checkpoints_are_evaluated_in_the_same_episodes(played: tuple[str, Path]) -> None:
+    preset, home = played
+    answers = read_table(folder(home, "evaluate_sft") / "answers.parquet")
+    assert answers["completion"].str.contains(f"[{TOOLS[preset]}] ", regex=False).any()
+
+
+@pytest.mark.slow
+def test_a_kill_in_the_middle_of_the_rl_stage_changes_no_bit(played: tuple[str, Path], tmp_path: Path) -> None:
+    preset, undisturbed = played
+    code = f"from rlcore.flows.run import run_targets; run_targets({preset!r}, {(*SETTINGS, *WORLD)!r}, ['grpo'])"
+    command = [sys.executable, "-c", code]
+    home = tmp_path / "home"
+    kill_when(home, "work/*/checkpoints/step-000001", command)
+    assert not list((home / "cache" / "grpo").glob("*.json"))
+    done = subprocess.run(command, env=environment(home), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert "resume: after iteration" in done.stderr, done.stderr
+    assert weights(home, "grpo") == weights(undisturbed, "grpo") != weights(home, "sft")
+    for number in range(1, ITERATIONS + 1):
+        name = f"rollouts/iteration-{number:05d}.parquet"
+        again, before = (read_table(folder(each, "grpo") / name) for each in (home, undisturbed))
+        pd.testing.assert_frame_equal(again, before)
+
+
+SERVER = '''
+import sys
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("sums")
+
+@server.tool()
+def calculator(expression: str) -> str:
+    """Multiplies two numbers, such as 47*86."""
+    first, _, second = expression.partition("*")
+    if not (first.isdigit() and second.isdigit()):
+        raise ValueError("write two numbers, such as 47*86")
+    return str(int(first) * int(second))
+
+server.run("streamable-http", port=int(sys.argv[1]))
+'''
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """Address of the server."""
+    port = free_port()
+    program = tmp_path / "server.py"
+    program.write_text(SERVER, encoding="utf-8")
+    with subprocess.Popen([sys.executable, str(program), str(port)], stderr=subprocess.DEVNULL) as process:
+        until_it_listens(port)
+        yield f"http://127.0.0.1:{port}/mcp"
+        process.kill()
+
+
+def mcp_arguments(command: str, url: str) -> list[str]:
+    own = (
+        "stages.grpo.sampling.episodes.tools=[]",
+        "stages.grpo.sampling.episodes.environment=rlcore.environments.mcp_server:McpServer",
+        f"stages.grpo.sampling.episodes.options={{url='{url}'}}",
+        "stages.grpo.sampling.episodes.timeout_seconds=600.0",
+        "stages.grpo.rewards=[{kind='format',options={style='hashes'}}]",
+    )
+    return [command, "--preset", "agentic", *(part for each in (*SETTINGS, *own) for part in ("--set", each))]
+
+
+def check_calls(home: Path) -> None:
+    """The episodes of a run called the calculator, and the log-probabilities of engine and learner agree."""
+    history = json.loads((folder(home, "grpo") / "history.json").read_text())
+    assert all(0.0 < row["episode/parsed"] <= 1.0 for row in history)
+    assert all(row["mismatch/max_abs"] < 1e-3 for row in history)
+    table = read_table(folder(home, "grpo") / "rollouts" / "iteration-00001.parquet")
+    (called, *_) = table["text"][table["text"].str.contains("[calculator] ", regex=False)]
+    assert "[calculator] " in called
+
+
+def test_a_server_that_does_not_answer_is_named_before_anything_runs(tmp_path: Path) -> None:
+    done = run_warm(mcp_arguments("run", "http://127.0.0.1:9/mcp"), environment(tmp_path / "home"), ROOT)
+    assert done.returncode == 2, done.stderr
+    said = "stages.grpo.sampling.episodes.environment: the MCP server does not answer at 'http://127.0.0.1:9/mcp'"
+    assert said in " ".join(done.stderr.split())
+    assert not (tmp_path / "home" / "artifacts" / "checkpoint").exists()
+
+
+@pytest.mark.slow
+def test_episodes_call_the_server_and_are_told_what_it_says(url: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    done = run_warm(mcp_arguments("run", url), environment(home), ROOT)
+    assert done.returncode == 0, done.stderr
+    check_calls(home)

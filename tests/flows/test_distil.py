@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rlcore.errors import ConfigError
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
 from rlcore.tasks.kinds.compare.step import greedy_answers
@@ -101,20 +100,3 @@ def test_a_reference_may_be_a_registered_champion() -> None:
     assert ("distil", "reference_distil") in contrasts(config)
     (stage,) = (each for each in stages(config) if each.name == "distil")
     assert {"sft", "reference_distil"} <= set(stage.inputs)
-
-
-@pytest.mark.parametrize(
-    ("override", "fault"),
-    [
-        ("stages.distil.ref_policy=grpp", "stages.distil.ref_policy = 'grpp': no such checkpoint"),
-        ("stages.distil.ref_policy=models:/x", "stages.distil.ref_policy = 'models:/x': not a registered model"),
-        ("stages.distil.ref_policy=distil", "stages depend on each other"),
-        ("stages.distil.kl.coefficient=0.0", "stages.distil.ref_policy = 'grpo': kl.coefficient is 0"),
-        ("stages.distil.ref_policy=''", "stages.distil.rewards: names no reward"),
-        ("stages.distil.kl.apply_to=loss", "stages.distil.rewards: names no reward"),
-    ],
-)
-def test_what_a_preset_cannot_mean_is_refused_with_its_key(override: str, fault: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        open_preset("distil", [override])
-    assert fault in caught.value.what

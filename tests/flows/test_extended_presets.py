@@ -1,9 +1,11 @@
-"""Presets that are made to be extended: what a user writes is short, plans without a fault, and runs."""
+"""Presets to extend and presets for a GPU: short, valid, and run with a small model."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,7 @@ from tests.flows.conftest import ROOT, environment
 from tests.flows.homes import folder
 from tests.flows.warm import run_warm
 
-SHAPE = ShapeConfig(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=32, max_positions=256)
+SHAPE = ShapeConfig(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=32, max_positions=1024)
 OWN = """extends = "{name}"
 name = "mine"
 [model]
@@ -80,12 +82,11 @@ def test_by_itself_it_names_all_that_is_missing_at_once(name: str) -> None:
     assert caught.value.where == str(FOLDER / f"{name}.toml")
 
 
-@pytest.mark.parametrize("name", sorted(PATHS))
 def test_a_model_of_another_licence_is_not_taken_under_that_of_the_preset_that_is_extended(
-    name: str, project: Path, tmp_path: Path
+    project: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "mine.toml"
-    path.write_text((project / f"my_{name}.toml").read_text().replace('license = "MIT"\n', ""))
+    path.write_text((project / "my_chat.toml").read_text().replace('license = "MIT"\n', ""))
     with pytest.raises(ConfigError, match=r"model\.license: missing") as caught:
         open_preset(str(path))
     assert len(caught.value.what.splitlines()) == 2
@@ -130,3 +131,84 @@ def test_a_project_of_files_beside_its_preset_runs_to_the_comparison(project: Pa
     assert page.read_text().startswith("**30 for training, 6 held out, 0 unused, 0 quarantined**")
     (comparison,) = tmp_path.glob("pages/mine/compare/*/comparison.md")
     assert "grpo" in comparison.read_text()
+
+
+PRESETS = ("gsm8k_0_5b", "countdown_3b", "hh_8b")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_model_and_data_are_named_with_a_commit(name: str) -> None:
+    config = open_preset(name)
+    assert re.fullmatch(r"[0-9a-f]{40}", config.model.revision)
+    assert all(not data.path or re.match(r"hub:[\w/.-]+@[0-9a-f]{40}/", data.path) for data in config.data.values())
+
+
+def rows_of(kind: str, number: int) -> dict[str, Any]:
+    """A row of a data set in the form in which it is published."""
+    question, right, wrong = f"What is {number} + {number}?", f"It is {2 * number}.", f"No idea {number}."
+    match kind:
+        case "gsm8k":
+            return {"question": question, "answer": f"<<{number}+{number}={2 * number}>>So.\n#### {2 * number}"}
+        case "problems":
+            return {"problem": question, "answer": str(2 * number)}
+        case _:
+            asked = f"\n\nHuman: {question}\n\nAssistant: "
+            return {"chosen": asked + right, "rejected": asked + wrong}
+
+
+@pytest.fixture(scope="module")
+def published(project: Path) -> Path:
+    """The folder with the model, and a file of training and of held-out rows for each adapter."""
+    for kind in ("gsm8k", "problems", "hh"):
+        for part, numbers in (("train", range(10, 60)), ("eval", range(60, 70))):
+            lines = [json.dumps(rows_of(kind, number)) + "\n" for number in numbers]
+            (project / f"{kind}.{part}.jsonl").write_text("".join(lines), encoding="utf-8")
+    return project
+
+
+def small(name: str, published: Path) -> str:
+    """A preset that extends one of them: the tiny model, the files, two iterations, one process that samples itself."""
+    config = open_preset(name)
+    paths = [
+        f'data.{data}.{key} = "{published / f"{settings.adapter}.{part}.jsonl"}"'
+        for data, settings in config.data.items()
+        for key, part in (("path", "train"), ("eval_path", "eval"))
+        if settings.path
+    ]
+    sizes = ("num_train = 40", "num_eval = 8", "max_tokens = 700")
+    left_out = ["engine", "distributed"] if config.distributed.learner_ranks > 1 else ["engine"]
+    small_stages = {
+        "reward_model": ("batch_size = 8", "min_accuracy = 0.0"),
+        "judge_model": ("batch_size = 8", "min_accuracy = 0.0"),
+        "win_rate": ("sampling.max_new_tokens = 8",),
+    }
+    lines = [
+        f'extends = "{name}"',
+        'name = "small"',
+        f"without = {json.dumps(left_out)}",
+        f'model = {{ source = "folder", path = "{folder}", revision = "", license = "-", extra_eos = [] }}',
+        *paths,
+        *(f"data.{data}.{size}" for data in config.data for size in sizes),
+        *(f"stages.{stage}.{key}" for stage in config.stages for key in small_stages.get(stage, ())),
+        "stages.grpo.num_iterations = 2",
+        "stages.grpo.prompts_per_iteration = 4",
+        "stages.grpo.group_size = 2",
+        "stages.grpo.eval_every = 0",
+        "stages.grpo.sampling.max_new_tokens = 8",
+        "evaluation.num_problems = 8",
+        "evaluation.max_new_tokens = 8",
+        "evaluation.num_monitor_problems = 4",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PRESETS)
+def test_with_a_tiny_model_and_few_rows_it_runs_to_its_comparison(name: str, published: Path, tmp_path: Path) -> None:
+    preset = tmp_path / "small.toml"
+    preset.write_text(small(name, published), encoding="utf-8")
+    done = run_warm(["run", "--preset", str(preset)], environment(tmp_path), ROOT)
+    assert done.returncode == 0, done.stderr
+    history = json.loads((folder(tmp_path, "grpo") / "history.json").read_text())
+    assert [row["iteration"] for row in history] == [1, 2]
+    assert [*tmp_path.glob("pages/small/compare/*/comparison.md")]

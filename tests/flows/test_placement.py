@@ -1,4 +1,4 @@
-"""A run whose learner is two processes, as a user starts it: its figures, a killed rank, a killed run."""
+"""Runs whose learner is on several processes or on a Ray cluster: their figures, a killed process, a killed run."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from tests import waiting
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows
 from tests.flows.homes import folder, weights, without
-
-pytestmark = pytest.mark.scale
+from tests.flows.micro import MICRO
 
 TWO = ("distributed.backend=processes", "distributed.learner_ranks=2")
 SPLIT = (*TWO, "distributed.tensor_parallel=2")
@@ -81,6 +83,7 @@ def assert_learns_alike(home: Path, micro_home: Path, *learned: str) -> None:
         assert [row["policy_version"] for row in history(home, stage)] == [1.0, 2.0, 3.0, 4.0]
 
 
+@pytest.mark.scale
 def test_a_run_on_ranks_goes_through_and_learns_as_one_process_does(undisturbed: Path, micro_home: Path) -> None:
     assert_learns_alike(undisturbed, micro_home, "grpo", "ppo")
 
@@ -91,6 +94,7 @@ def assert_grpo_learns_alike(home: Path, micro_home: Path) -> None:
     assert ours[0]["gradient_norm"] == pytest.approx(theirs[0]["gradient_norm"], rel=1e-2)
 
 
+@pytest.mark.scale
 @pytest.mark.parametrize("placed", [SPLIT, BESIDE])
 def test_grpo_learns_as_in_one_process_where_layers_are_split_or_shards_rest_beside_the_device(
     placed: tuple[str, ...], micro_home: Path, tmp_path: Path
@@ -101,6 +105,7 @@ def test_grpo_learns_as_in_one_process_where_layers_are_split_or_shards_rest_bes
     assert_grpo_learns_alike(home, micro_home)
 
 
+@pytest.mark.scale
 def test_adapters_learn_on_two_ranks_that_each_have_the_base(undisturbed: Path, tmp_path: Path) -> None:
     home = without(undisturbed, tmp_path / "home", "grpo", "ppo")
     adapters = (
@@ -115,6 +120,7 @@ def test_adapters_learn_on_two_ranks_that_each_have_the_base(undisturbed: Path, 
         assert history(home, stage)[-1]["policy_version"] == 4.0
 
 
+@pytest.mark.scale
 def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint(before_grpo: Path, undisturbed: Path) -> None:
     process = begin(before_grpo)
     until(process, lambda: list(before_grpo.glob("work/*/checkpoints/step-000001")))
@@ -126,6 +132,7 @@ def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint(before_grpo: Path, 
     assert weights(before_grpo, "grpo") == weights(undisturbed, "grpo")
 
 
+@pytest.mark.scale
 def test_ranks_end_with_a_run_that_is_killed_and_it_goes_on_when_it_is_started_again(
     before_grpo: Path, undisturbed: Path
 ) -> None:
@@ -140,3 +147,155 @@ def test_ranks_end_with_a_run_that_is_killed_and_it_goes_on_when_it_is_started_a
     assert done.returncode == 0, done.stderr
     assert "resume: after iteration" in done.stderr
     assert weights(before_grpo, "grpo") == weights(undisturbed, "grpo")
+
+
+ON_RAY = (
+    "distributed.backend=ray",
+    "distributed.learner_ranks=2",
+    "distributed.ray.num_rollout_workers=2",
+    "distributed.ray.num_reward_workers=1",
+)
+ITERATIONS = 6
+RUN_AHEAD = ("stages.grpo.sampling.staleness=1", f"stages.grpo.num_iterations={ITERATIONS}")
+SECONDS = 3600.0
+NICENESS = {"RAY_worker_niceness": "0"}  # 15 otherwise: of a machine that has other work they would get nothing
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A cluster of this machine, which outlives the runs on it."""
+    ray = pytest.importorskip("ray")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in NICENESS.items():
+            patch.setenv(name, value)
+        found = ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+        yield str(found.address_info["gcs_address"])
+        ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def on_cluster(micro_home: Path, tmp_path_factory: pytest.TempPathFactory, address: str) -> Path:
+    """The home of a run on the cluster to which nothing happened: SFT, a reward model and PPO."""
+    home = without(micro_home, tmp_path_factory.mktemp("placed") / "home", "sft", "reward_model", "grpo", "ppo")
+    end(begin_on_ray(home, address, "ppo"))
+    return home
+
+
+@pytest.fixture(scope="module")
+def ahead(on_cluster: Path, tmp_path_factory: pytest.TempPathFactory, address: str) -> Path:
+    """That home after a run of GRPO with rollouts one iteration ahead, to which nothing happened either."""
+    home = without(on_cluster, tmp_path_factory.mktemp("ahead") / "home")
+    end(begin_on_ray(home, address, "grpo", *RUN_AHEAD))
+    return home
+
+
+def begin_on_ray(home: Path, address: str, target: str, *settings: str) -> subprocess.Popen[bytes]:
+    overrides = (*MICRO, *ON_RAY, *settings)
+    code = f"from rlcore.flows.run import run_targets; run_targets('tiny', {overrides!r}, ({target!r},))"
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=environment(home) | NICENESS | {"RAY_ADDRESS": address},
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+
+
+def end(process: subprocess.Popen[bytes]) -> str:
+    """Return the output of a run that must succeed."""
+    _, said = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, said.decode()[-3000:]
+    return said.decode()
+
+
+def descendants(parent: int) -> dict[int, str]:
+    """Return all descendants of a process with their command lines."""
+    parents, commands = dict[int, int](), dict[int, str]()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit():
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                commands[int(entry.name)] = (entry / "cmdline").read_text()
+        except OSError:
+            continue
+    found = {parent}
+    while more := {child for child, of in parents.items() if of in found} - found:
+        found |= more
+    return {each: commands.get(each, "") for each in found - {parent}}
+
+
+def actors(kind: str = "") -> set[int]:
+    """The processes of the shared cluster that are ranks, samplers and scorers, or but one kind of them."""
+    kinds = (kind,) if kind else ("Rank", "Sampler", "Scorer")
+    names = tuple(f"ray::{each}" for each in kinds)
+    return {number for number, command in descendants(os.getpid()).items() if command.startswith(names)}
+
+
+def tables(home: Path, stage: str) -> list[Path]:
+    """Return the rollouts and samples of each iteration."""
+    return sorted((folder(home, stage) / "rollouts").glob("*.parquet"))
+
+
+def prompts_of(home: Path, stage: str) -> list[Counter[str]]:
+    """Return the number of completions each prompt has, iteration by iteration."""
+    return [Counter(pd.read_parquet(path)["prompt_id"]) for path in tables(home, stage)]
+
+
+def until_step(process: subprocess.Popen[bytes], home: Path, step: int) -> None:
+    """Return when a run has a checkpoint of that iteration, or of a later one."""
+
+    def has_one() -> bool:
+        found = home.glob("work/*/checkpoints/step-??????")
+        return process.poll() is not None or any(int(path.name[5:]) >= step for path in found)
+
+    waiting.until(has_one, f"no checkpoint {step}")
+    assert process.poll() is None, process.communicate()[1].decode()[-3000:]
+
+
+def kill_one(process: subprocess.Popen[bytes], kind: str) -> None:
+    """Kill a process of the cluster, and return when another stands in its place."""
+    before = actors(kind)
+    os.kill(max(before), signal.SIGKILL)
+    waiting.until(lambda: process.poll() is not None or len(actors(kind) - before) > 0, f"no {kind} in its place")
+    assert process.poll() is None, process.communicate()[1].decode()[-3000:]
+
+
+@pytest.mark.scale
+@pytest.mark.filterwarnings("default")  # Ray's own are not ours to mend
+def test_a_run_on_a_cluster_goes_through_and_learns_as_one_process_does(on_cluster: Path, micro_home: Path) -> None:
+    assert_learns_alike(on_cluster, micro_home, "ppo")  # with a reward model, on a scorer
+    assert prompts_of(on_cluster, "ppo") == prompts_of(micro_home, "ppo")
+    assert all(len(each) == 4 and set(each.values()) == {2} for each in prompts_of(on_cluster, "ppo"))
+    waiting.until(lambda: not actors(), "a process outlives its run")
+
+
+@pytest.mark.scale
+@pytest.mark.filterwarnings("default")  # Ray's own are not ours to mend
+def test_each_token_is_one_update_old_and_kills_change_neither_prompts_nor_weights(
+    ahead: Path, tmp_path: Path, address: str
+) -> None:
+    home = without(ahead, tmp_path / "home", "grpo")
+    process = begin_on_ray(home, address, "grpo", *RUN_AHEAD)
+    until_step(process, home, 1)
+    kill_one(process, "Sampler")
+    until_step(process, home, 2)
+    kill_one(process, "Rank")
+    until_step(process, home, 4)
+    process.kill()
+    said = " ".join(process.communicate()[1].decode().split())
+    assert "was replaced: reload policy_version" in said
+    assert "is gone (The actor is dead because its worker process has died" in said
+    waiting.until(lambda: not actors(), "a process outlives its run")
+    assert not list((home / "cache" / "grpo").glob("*.json"))
+    assert "resume: after iteration" in end(begin_on_ray(home, address, "grpo", *RUN_AHEAD))
+
+    rows = json.loads((folder(home, "grpo") / "history.json").read_text())
+    assert [row["iteration"] for row in rows] == list(range(1, ITERATIONS + 1))
+    assert [row["staleness"] for row in rows] == [0.0] + [1.0] * (ITERATIONS - 1)
+    for number, path in enumerate(tables(home, "grpo"), start=1):  # a completion has the version of its oldest token
+        assert set(pd.read_parquet(path)["policy_version"]) == {max(0, number - 2)}
+    assert prompts_of(home, "grpo") == prompts_of(ahead, "grpo")
+    assert all(len(each) == 4 and set(each.values()) == {4} for each in prompts_of(home, "grpo"))
+    assert [path.read_bytes() for path in tables(home, "grpo")] == [path.read_bytes() for path in tables(ahead, "grpo")]
+    assert weights(home, "grpo") == weights(ahead, "grpo")
+    waiting.until(lambda: not actors(), "a process outlives its run")

@@ -16,8 +16,8 @@ from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import StageCache
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, read_table, write_table
-from tests.flows.conftest import ROOT, run_flows
-from tests.quick import within_seconds
+from tests.flows.conftest import ROOT, run_flows, states_of
+from tests.flows.homes import folder
 
 ATTACK = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -77,21 +77,32 @@ def traces(home: Path) -> set[str]:
         return {row[0] for row in database.execute("SELECT request_id FROM trace_info")}
 
 
-def test_traces_that_a_run_could_not_store_are_stored_by_the_next_start_of_the_same_command(
+def test_the_next_start_mends_a_damaged_result_and_lost_traces_and_prices_its_report(
     micro_home: Path, tmp_path: Path
 ) -> None:
-    home = tmp_path / "home"
-    shutil.copytree(micro_home, home)
-    before = traces(home)
+    home = Path(shutil.copytree(micro_home, tmp_path / "home"))
+    weights = folder(home, "sft") / "model" / "model.safetensors"
+    intact = weights.read_bytes()
+    weights.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
+    before, reports = traces(home), set(home.glob("reports/*/report.html"))
     assert len(before) >= 10
     with closing(sqlite3.connect(home / "mlflow.db")) as database, database:
         database.execute("PRAGMA foreign_keys = ON")
-        lost = sorted(before)[::2]
-        database.executemany("DELETE FROM trace_info WHERE request_id = ?", [(each,) for each in lost])
+        lost = [(each,) for each in sorted(before)[::2]]
+        database.executemany("DELETE FROM trace_info WHERE request_id = ?", lost)
     assert len(traces(home)) == len(before) - len(lost)
+    (home / "prices.toml").write_text('currency = "EUR"\n[per_hour]\ncpu = 3600.0\n')
+
+    assert states_of(run_flows("plan", home).stdout)["sft"] == "run"
     done = run_flows("run", home)
     assert done.returncode == 0, done.stderr
-    assert traces(home) == before
+    assert weights.read_bytes() == intact
+    assert before <= traces(home)
+    assert set(states_of(run_flows("plan", home).stdout).values()) == {"cached"}
+    (page,) = set(home.glob("reports/*/report.html")) - reports
+    rows = [cells for cells in cells_of(page.read_text()) if cells[0] == "grpo" and len(cells) == 7]
+    (record,) = StageCache(home / "cache").records("grpo")
+    assert [float(cells[5]) for cells in rows] == [round(record.seconds, 4)]
 
 
 def report_of(home: Path) -> Path:
@@ -199,18 +210,6 @@ def test_what_a_model_wrote_is_text(micro_home: Path, tmp_path: Path) -> None:
     assert parsed(page).text.count("alert(1)") >= 6
 
 
-def test_prices_add_a_column_with_the_cost_of_each_stage(micro_home: Path, tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    shutil.copytree(micro_home, home)
-    (home / "prices.toml").write_text('currency = "EUR"\n[per_hour]\ncpu = 3600.0\n')
-    before = set(home.glob("reports/*/report.html"))
-    assert run_flows("run", home).returncode == 0
-    (page,) = set(home.glob("reports/*/report.html")) - before
-    rows = [cells for cells in cells_of(page.read_text()) if cells[0] == "grpo" and len(cells) == 7]
-    (record,) = StageCache(home / "cache").records("grpo")
-    assert [float(cells[5]) for cells in rows] == [round(record.seconds, 4)]
-
-
 def cells_of(page: str) -> list[list[str]]:
     """The texts of the cells of each row of the tables."""
     rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
@@ -227,9 +226,3 @@ def test_the_costs_of_stages_add_up() -> None:
     assert report.totals(lines) == {
         "run_seconds": 3600.0, "seconds": 3600.0, "tokens": 0.0, "memory_gib": 1.0, "cost": 1.0
     }  # fmt: skip
-
-
-def test_the_report_takes_no_minutes_of_the_processor(micro_home: Path) -> None:
-    page_of(micro_home)  # the template is compiled once
-    with within_seconds():
-        page_of(micro_home)

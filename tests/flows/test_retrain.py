@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from rlcore.errors import ConfigError, DataError
-from rlcore.flows.presets import open_preset
 from rlcore.flows.run import run_retrain
 from rlcore.tasks.operations.rows import find_rows
 from rlcore.tasks.run import events
@@ -47,8 +46,6 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
     again = run_retrain("retrain", data)
     assert (again.result, aliases(tracked_home)) == ("unchanged", {CHAMPION: 1})
     assert "version 1 of retrain-grpo was made from these very inputs" in again.outcome
-    copied = run_retrain("retrain", write_data(tmp_path / "copy"))  # the same rows under another name
-    assert (copied.result, aliases(tracked_home)) == ("unchanged", {CHAMPION: 1})
 
     better = run_retrain("retrain", (*data, *LEARN))
     assert (better.result, aliases(tracked_home)) == ("judged", {CHAMPION: 2, PREVIOUS: 1})
@@ -70,9 +67,6 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
     assert read_tags(tracker, two)["parents"].startswith("champion:")
 
     require_models_of_a_row(tracked_home, tmp_path / "rows.jsonl")
-    same = run_retrain("retrain", (*data, *LEARN))
-    assert (same.result, aliases(tracked_home)) == ("unchanged", {CHAMPION: 2, PREVIOUS: 1})
-
     worse = run_retrain("retrain", (*data, *SPOIL))
     assert (worse.result, "Refused" in worse.outcome) == ("judged", True)
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
@@ -154,15 +148,9 @@ def require_no_way_around_the_drift_gate(home: Home, drifted: tuple[str, ...], m
     monkeypatch.setenv("RLCORE_HOME", str(home.root))
 
 
-def test_a_preset_without_the_section_or_with_no_challenger_from_rl_is_refused() -> None:
+def test_a_preset_without_the_section_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no section \[retrain\]"):
         run_retrain("tiny", ())
-    with pytest.raises(ConfigError, match=r"retrain: needs \[promotion\]"):
-        open_preset("retrain", ["promotion.challenger=sft"])
-    with pytest.raises(ConfigError, match="would never warn"):
-        open_preset("retrain", ["retrain.drift.warn_psi=0.5"])
-    with pytest.raises(ConfigError, match="at least 12 digits"):
-        open_preset("retrain", ["retrain.drift.accepted=['abc']"])
 
 
 JUDGED = """

@@ -1,12 +1,18 @@
+"""What the key of a stage counts: its code and its settings, the machine if it computes, and nothing else."""
+
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlcore.flows.presets import open_preset
-from rlcore.flows.stages import stages
+from rlcore.flows.stages import promotion_stages, stages
 from rlcore.tasks.keys.cache_keys import function_of, key_of
 from rlcore.tasks.keys.key_inputs import key_inputs
 from rlcore.tasks.kinds.kind import Stage
@@ -15,7 +21,10 @@ from rlcore.tasks.store import code_hash
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import closure
 from tests import known_sources
-from tests.flows.conftest import ROOT
+from tests.flows.conftest import ROOT, environment, flows_command, run_flows
+from tests.flows.micro import MICRO, PRESETS
+from tests.flows.warm import run_warm
+from tests.flows.watched import CALL
 
 SAMPLED = ("data.preferences.adapter=policy", "data.preferences.policy=sft")
 MOST = 132  # modules that a key of an RL stage counts; a fifth of them read answers to problems of mathematics
@@ -31,7 +40,7 @@ def closures(preset: str, *overrides: str) -> dict[str, frozenset[str]]:
     return {stage.name: modules_of(stage, config) for stage in stages(config)}
 
 
-def keys(preset: str, *overrides: str) -> dict[str, str]:
+def keys_of(preset: str, *overrides: str) -> dict[str, str]:
     """The key of each stage, as for inputs that stay."""
     config = open_preset(preset, overrides)
     made = {stage.name: ArtifactRef(kind="", uri="", sha256=stage.name, bytes=0) for stage in stages(config)}
@@ -40,7 +49,7 @@ def keys(preset: str, *overrides: str) -> dict[str, str]:
 
 def changed(*overrides: str, start: tuple[str, ...] = ()) -> set[str]:
     """The stages that get another key by the overrides."""
-    before, after = keys("tiny", *start), keys("tiny", *start, *overrides)
+    before, after = keys_of("tiny", *start), keys_of("tiny", *start, *overrides)
     return {name for name in before if before[name] != after[name]}
 
 
@@ -160,7 +169,7 @@ def test_how_checkpoints_are_evaluated_is_in_the_key_of_evaluations_and_of_nothi
 
 @pytest.mark.parametrize("preset", ["curriculum", "reasoning", "rlhf_dpo"])  # each measures a stage that another reads
 def test_the_level_of_intervals_is_in_the_key_of_no_stage_that_another_trains_from(preset: str) -> None:
-    before, after = keys(preset), keys(preset, "evaluation.confidence=0.9")
+    before, after = keys_of(preset), keys_of(preset, "evaluation.confidence=0.9")
     found = {name for name in before if before[name] != after[name]}
     assert found == {name for name in before if name.startswith(("evaluate_", "compare"))}
 
@@ -214,11 +223,109 @@ def replaced(path: Path, old: str, new: str) -> None:
 
 
 def test_a_word_in_the_glossary_or_a_number_in_a_plot_changes_no_key_and_a_number_in_a_loss_does(copied: Path) -> None:
-    before = keys("tiny")
+    before = keys_of("tiny")
     replaced(copied / "rlcore/metrics.toml", "rises, then levels off", "rises, then stays")
     replaced(copied / "rlcore/tasks/drawing/plots.py", "dpi=110", "dpi=220")
     replaced(copied / "rlcore/tasks/kinds/compare/page.py", "results by stage", "what it was worth")
-    assert keys("tiny") == before
+    assert keys_of("tiny") == before
     replaced(copied / "rlcore/algorithms/surrogates.py", "1.0", "1.5")
-    after = keys("tiny")
+    after = keys_of("tiny")
     assert {name for name in before if before[name] != after[name]} == RL
+
+
+ON_CPU = ("hardware.device=cpu", "hardware.num_threads=1")
+
+
+def stages_of(config: RunConfig) -> tuple[Stage, ...]:
+    return promotion_stages(config, None) if config.promotion else stages(config)
+
+
+def machine_keys(config: RunConfig) -> Mapping[str, tuple[str, bool]]:
+    """Key of each stage, apart from its inputs and files outside, and whether it has a machine."""
+    found = {}
+    for stage in stages(config):
+        ingredients = {**key_inputs(stage, config, {}), "external": ""}
+        found[stage.name] = (key_of(ingredients), bool(ingredients["machine"]))
+    return found
+
+
+def reasons(plan: str) -> dict[str, tuple[str, str]]:
+    """State and reason of each stage of a printed plan."""
+    lines = [line for line in plan.splitlines() if not line.startswith("memory:")]
+    rows = [line.split(maxsplit=2) for line in lines]
+    return {row[0]: (row[1], row[2] if len(row) > 2 else "") for row in rows}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_stage_that_loads_a_model_to_compute_has_the_machine_in_its_key(name: str) -> None:
+    config = open_preset(name)
+    computing = {
+        stage.name for stage in stages_of(config) if "rlcore.tasks.steps.runtime" in closure(function_of(stage.run)[0])
+    }
+    with_machine = {stage.name for stage in stages_of(config) if "hardware" in stage.sections(config).declared}
+    assert with_machine - {"import_sft"} == computing
+    assert ("import_sft" in with_machine) == (config.model.source == "scratch")
+
+
+def test_two_configurations_of_different_precision_share_no_key_of_a_stage_that_computes() -> None:
+    found = {
+        dtype: machine_keys(open_preset("tiny", [*ON_CPU, f"hardware.dtype={dtype}"]))
+        for dtype in ("auto", "float32", "bfloat16", "float16")
+    }
+    assert found["auto"] == found["float32"]
+    for name, (key, has_machine) in found["float32"].items():
+        others = {found[dtype][name][0] for dtype in ("bfloat16", "float16")}
+        assert len({key, *others}) == (3 if has_machine else 1), name
+
+
+def test_nothing_of_a_finished_run_is_taken_over_in_another_precision(micro_home: Path) -> None:
+    same = reasons(run_flows("plan", micro_home, "hardware.dtype=float32").stdout)
+    assert {state for state, _ in same.values()} == {"cached"}
+    other = reasons(run_flows("plan", micro_home, "hardware.dtype=bfloat16").stdout)
+    assert "cached" not in {state for state, _ in other.values()}
+    computing = [name for name, (_, has_machine) in machine_keys(open_preset("tiny")).items() if has_machine]
+    assert {"sft", "reward_model", "grpo", "ppo", "evaluate_grpo"} <= set(computing)
+    for name in computing:
+        assert other[name][1].startswith("machine changed: precision float32 -> bfloat16"), name
+
+
+@pytest.mark.slow
+def test_another_instruction_set_takes_nothing_over_either(
+    micro_home: Path,
+) -> None:
+    """In a process of its own: torch chooses its instruction set once."""
+    lowered = environment(micro_home) | {"ATEN_CPU_CAPABILITY": "default"}
+    command = flows_command("plan", "hardware.dtype=float32")
+    done = subprocess.run(command, capture_output=True, text=True, env=lowered, cwd=ROOT, check=True)
+    plan = reasons(done.stdout)
+    expected = "cached" if torch.backends.cpu.get_cpu_capability() == "DEFAULT" else "run"
+    assert (plan["sft"][0], plan["evaluate_sft"][0]) == (expected, expected)
+    assert expected == "cached" or " -> DEFAULT" in plan["grpo"][1]
+
+
+LOOKED_AT = ("grpo", "ppo", "evaluate_sft")
+SMALL = (
+    *(*MICRO, "evaluation.num_problems=8"),
+    *(f"stages.{name}.{setting}=1" for name in ("grpo", "ppo") for setting in ("num_iterations", "eval_every")),
+)
+
+
+@pytest.fixture(scope="module")
+def called(micro_home: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Return the modules of which each stage called a function."""
+    folder = tmp_path_factory.mktemp("called")
+    shutil.copytree(micro_home, folder / "home")  # it has what the stages read
+    arguments = [json.dumps(SMALL), json.dumps(LOOKED_AT), str(folder / "called.json")]
+    done = run_warm(arguments, environment(folder / "home"), ROOT, call=CALL)
+    assert done.returncode == 0, done.stderr
+    return {name: set(modules) for name, modules in json.loads((folder / "called.json").read_text()).items()}
+
+
+@pytest.mark.parametrize("name", LOOKED_AT)
+def test_no_function_is_called_that_the_key_of_a_stage_does_not_count(name: str, called: dict[str, set[str]]) -> None:
+    config = open_preset("tiny", SMALL)
+    stage = next(stage for stage in stages(config) if stage.name == name)
+    module, _ = function_of(stage.run)
+    left_out = closure(module) - closure(module, chosen=stage.chosen(stage.sections(config)))
+    assert "rlcore.sampling.native" in called[name]
+    assert sorted(called[name] & left_out) == []

@@ -97,10 +97,6 @@ def test_rewards_without_references_just_work_and_no_accuracy_is_told(tracked_ho
         answers = read_table(made[f"evaluate_{name}"] / "answers.parquet")
         assert len(answers) == 8 + 8 * 2
         assert not answers["is_graded"].any()
-    fewer = run_targets(preset, ("data.prompts.num_eval=4",), targets)
-    assert fewer["brief"] == refs["brief"]  # trained once
-    assert len({each["prepare_prompts"].sha256 for each in (fewer, refs)}) == 2
-    assert read_json(tracked_home.root / fewer["evaluate_brief"].uri / "summary.json")["eval/no_reference"] == 4
     history = read_json(made["brief"] / "history.json")
     assert len(history) == 2
     assert not [key for row in history for key in row if key.startswith("eval/")]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.infra.documents import INFRA, tool
+from tests.infra.test_containers import INFRA, tool
 from tests.integration.service_runs import ROOT, Services, free_ports, running_services, wait_until
 from tests.waiting import LONG
 

@@ -23,10 +23,11 @@ import pytest
 
 from tests.flows.homes import folder
 from tests.flows.micro import MICRO
-from tests.flows.test_placement_ray import NICENESS, descendants, until
+from tests.flows.test_placement import NICENESS, descendants
 from tests.integration import vllm_runs
 from tests.integration.service_runs import Services
 from tests.integration.test_services import services
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.scale,

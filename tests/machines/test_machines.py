@@ -22,7 +22,12 @@ HIGHEST = {"avx2": "AVX2", "default": "DEFAULT"}
 ORDER = ["DEFAULT", "AVX2", "AVX512"]
 
 
-@pytest.mark.parametrize("name", list(MACHINES))
+FAST = ("pretended", "default")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=() if each in FAST else pytest.mark.slow) for each in MACHINES]
+)
 def test_a_process_and_its_child_see_the_emulated_processor(name: str) -> None:
     environment = environment_of(MACHINES[name]) | {"ASKED": ASKED}
     command = [sys.executable, "-c", ASKED, "child"]

@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tests.attack.bad_data.case import (
+    ACCENTED,
     CONTRACTS,
+    FARMER,
     LOOSE,
+    TYPED,
     Apart,
     Case,
     Contract,
@@ -20,7 +23,6 @@ from tests.attack.bad_data.case import (
     row,
     rows,
 )
-from tests.attack.bad_data.typed import ACCENTED, FARMER, TYPED
 
 NEAR, HISTORY = "is nearly a prompt that is evaluated on", "has an evaluation prompt in its history"
 

@@ -19,7 +19,7 @@ from rlcore.strict_config import build
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.data import Use, prepare_dataset
 from rlcore.tasks.steps.rows import read_demonstrations, read_pairs, read_prompts
-from tests.attack.bad_data import across_rows, files, leaks, one_row
+from tests.attack.bad_data import files, leaks, rows
 from tests.attack.bad_data.case import OWN_ADAPTERS, Apart, Case, Expected, Quarantined, Refused, Sound, ask
 from tests.tasks.steps.token_views import words_view
 
@@ -38,7 +38,7 @@ class Outcome:
 
 def all_cases() -> list[Case]:
     """Every case; no two have the same name."""
-    return [*one_row.cases(), *leaks.cases(), *across_rows.cases(), *files.cases()]
+    return [*rows.one_row(), *leaks.cases(), *rows.across_rows(), *files.cases()]
 
 
 def attack(case: Case, folder: Path) -> Outcome:

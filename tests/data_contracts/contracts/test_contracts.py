@@ -401,7 +401,7 @@ def test_good_rows_need_no_second_look(contract: Contract, row: dict[str, Any]) 
     assert passes_fast_path(pd.DataFrame([row, row]), contract.model)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_the_quick_verdict_is_panderas(data: st.DataObject) -> None:
     contract, row = data.draw(st.sampled_from(ROWS))

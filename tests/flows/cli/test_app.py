@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError, DataError
+from rlcore.extras import describe_installation, install_command
 from rlcore.flows.cli.app import app, main
+from rlcore.flows.cli.parameters import split_overrides
 
 ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = sorted(name for name in app if not name.startswith("-"))
@@ -139,7 +141,7 @@ def test_no_module_of_a_user_hides_ours(tmp_path: Path) -> None:
     for name in ("tasks", "flows", "data_contracts", "examples", "infra", "benchmarks", "tests"):
         (tmp_path / f"{name}.py").write_text("raise ImportError('not ours')")
     variables = os.environ | {"PYTHONPATH": str(tmp_path), "RLCORE_HOME": str(tmp_path / "home")}
-    line = [sys.executable, "-m", "rlcore.flows", "plan", "--preset", "tiny"]
+    line = [sys.executable, "-m", "rlcore.flows", "config", "tiny"]
     done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, env=variables, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -189,3 +191,56 @@ def test_make_hands_paths_with_blanks_and_values_with_quotes_on_as_they_are(tmp_
 )
 def test_make_is_the_same_commands(tmp_path: Path, arguments: tuple[str, ...], given: list[str]) -> None:
     assert made(tmp_path, *arguments) == ["-m", "rlcore.flows", *given]
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [
+        ("", ()),
+        ("seed=1", ("seed=1",)),
+        ("  seed=1   name=x  ", ("seed=1", "name=x")),
+        ("data.prompts.path=my rows.jsonl seed=1", ("data.prompts.path=my rows.jsonl", "seed=1")),
+        ("a.rewards=[{kind='math', weight=1.0}] seed=1", ("a.rewards=[{kind='math', weight=1.0}]", "seed=1")),
+        ("a.options={ x=1, y = 2 }", ("a.options={ x=1, y = 2 }",)),
+        ('name="x y=1" seed=1', ('name="x y=1"', "seed=1")),
+        (r'name="a \" b=1" seed=1', (r'name="a \" b=1"', "seed=1")),
+        ("name='b=] c=1' seed=1", ("name='b=] c=1'", "seed=1")),
+        ("name=it's here seed=1", ("name=it's here", "seed=1")),
+        ("a=b == c", ("a=b == c",)),
+        ("nonsense", ("nonsense",)),
+    ],
+)
+def test_a_blank_parts_two_overrides_where_a_key_follows(text: str, overrides: tuple[str, ...]) -> None:
+    assert split_overrides(text) == overrides
+
+
+WITHOUT = """
+import sys
+sys.modules[sys.argv.pop(1)] = None
+from rlcore.flows.__main__ import main
+sys.exit(main())
+"""
+
+
+def command_without(missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """``rlcore`` with one package missing."""
+    line = [sys.executable, "-c", WITHOUT, missing, *arguments]
+    return subprocess.run(line, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(("missing", "arguments"), [("cyclopts", ()), ("pandera", ("validate", "tiny"))])
+def test_a_missing_package_of_the_pipeline_is_one_line_with_the_command_that_installs_it(
+    missing: str, arguments: tuple[str, ...]
+) -> None:
+    done = command_without(missing, *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    (line,) = done.stderr.splitlines()
+    assert f" lacks {missing} of the extra pipeline: {install_command('pipeline')}" in line
+
+
+def test_the_version_is_there_without_the_pipeline() -> None:
+    assert command_without("cyclopts", "--version").stdout == f"{describe_installation()}\n"
+
+
+def test_another_missing_package_is_no_matter_of_the_pipeline() -> None:
+    assert "ModuleNotFoundError" in command_without("rlcore.flows.cli.app").stderr

@@ -53,14 +53,15 @@ def played(sampler: AgentSampler | EpisodeSampler, tokenizer: ChatTokenizer) -> 
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize("query", [SEARCH, "#### 31", "<tool:search>Nowhere</tool>"])
-def test_an_episode_of_the_program_is_one_of_the_class(tokenizer: ChatTokenizer, program: str, query: str) -> None:
+def test_an_episode_of_the_program_is_one_of_the_class(tokenizer: ChatTokenizer, program: str) -> None:
     command = PROGRAMS[program]
     if program == "shell" and not all(map(shutil.which, ("sh", "curl", "sed", "grep"))):
         pytest.skip("curl is not installed")
-    compare(tokenizer, command, query)
+    for query in (SEARCH, "#### 31", "<tool:search>Nowhere</tool>"):
+        compare(tokenizer, command, query)
 
 
+@pytest.mark.slow  # imports of frameworks; the programs above need none
 @pytest.mark.parametrize("package", FRAMEWORKS)
 def test_an_episode_of_a_framework_is_one_of_the_class(tokenizer: ChatTokenizer, package: str) -> None:
     if find_spec(package) is None:  # to import it takes seconds
@@ -68,6 +69,7 @@ def test_an_episode_of_a_framework_is_one_of_the_class(tokenizer: ChatTokenizer,
     compare(tokenizer, ("python", FRAMEWORKS[package]), SEARCH)
 
 
+@pytest.mark.slow  # imports of frameworks; the programs above need none
 @pytest.mark.parametrize("package", FRAMEWORKS)
 def test_an_agent_of_a_framework_that_may_call_no_more_is_truncated(tokenizer: ChatTokenizer, package: str) -> None:
     if find_spec(package) is None:
