@@ -223,7 +223,6 @@ def test_the_demo_and_an_own_preset_run_in_a_folder_of_the_user(full: Environmen
 
 
 NAME, TOKEN, CLIENTS = "toy-sft/1", "a-token-of-fifty-clients", 50
-UNSUPPORTED = {"tools": [{"type": "function"}], "response_format": {"type": "json_object"}, "top_p": 0.9, "foo": 1}
 
 
 @pytest.fixture(scope="module")
@@ -251,41 +250,6 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
 def ask(client: openai.OpenAI, text: str = "3+4", **more: object) -> openai.types.chat.ChatCompletion:
     messages = [{"role": "user", "content": text}]
     return client.chat.completions.create(model=NAME, messages=messages, **more)  # type: ignore[call-overload]
-
-
-def test_the_name_on_the_command_line_is_a_model_and_each_supported_parameter_counts(client: openai.OpenAI) -> None:
-    found = ask(client, n=3, max_completion_tokens=5, seed=7, logprobs=True, top_logprobs=2)
-    assert len(found.choices) == 3 and found.usage and found.usage.completion_tokens <= 15
-    assert all(each.logprobs and each.logprobs.content for each in found.choices)
-    assert found.choices == ask(client, n=3, max_completion_tokens=5, seed=7, logprobs=True, top_logprobs=2).choices
-    stream = client.chat.completions.create(
-        model="toy-sft", messages=[{"role": "user", "content": "3+4"}], n=3, max_tokens=5, seed=7, stream=True
-    )
-    texts = [""] * 3
-    for event in stream:
-        for choice in event.choices:
-            texts[choice.index] += choice.delta.content or ""
-    assert texts == [each.message.content for each in found.choices]
-    assert client.completions.create(model=NAME, prompt="3+", max_tokens=4, stop=["\x00"], seed=1).choices[0].text
-    assert [each.id for each in client.models.list()] == ["toy-sft"]
-
-
-@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
-def test_what_is_not_supported_is_a_400_that_names_it(client: openai.OpenAI, name: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=name) as refused:
-        ask(client, max_tokens=4, extra_body={name: UNSUPPORTED[name]})
-    assert refused.value.param == name
-
-
-def test_a_bad_role_and_a_prompt_of_nine_thousand_words_are_refused_at_once(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="roles"):
-        client.chat.completions.create(model=NAME, messages=[{"role": "robot", "content": "x"}])  # type: ignore[list-item]
-    with pytest.raises(openai.BadRequestError, match="positions") as refused:
-        ask(client, "word " * 9000, max_tokens=4)
-    assert refused.value.code == "context_length_exceeded"
-    with pytest.raises(openai.APIStatusError) as large:
-        ask(client, "word " * 300_000)
-    assert large.value.status_code == 413
 
 
 def test_fifty_clients_at_once_each_get_their_answer(client: openai.OpenAI) -> None:

@@ -17,7 +17,6 @@ from rlcore.models.importing import import_model
 from tests.flows.conftest import environment
 from tests.flows.warm import run_warm
 from tests.judge_server import serving
-from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 pytestmark = pytest.mark.slow
 
@@ -188,41 +187,6 @@ def test_a_learning_rate_that_wrecks_the_policy_is_named_and_not_called_solved(r
     assert "fix: lower learning_rate, and start again" in text and "are solved" not in text
 
 
-def test_a_reference_that_grades_no_answer_is_named_by_its_row(messages: Folder) -> None:
-    rows = [row(number, prompt_id=f"q{number}") for number in range(24)]
-    rows[17] = row(17, prompt_id="q17", reference="proof")
-    (messages.folder / "odd.jsonl").write_text("".join(rows))
-    changes = ("--set", "data.prompts.path=odd.jsonl", "--set", "data.prompts.num_train=16")
-    found = messages.rlcore("validate", "mine.toml", *changes)
-    assert found.code == 1
-    assert "line 18, reference: no answer can be graded with it (\"it is not an answer: 'proof'\")" in found.text
-
-
-def test_evaluation_prompts_that_share_words_with_training_are_told_in_a_sentence(messages: Folder) -> None:
-    for name, start in (("train", "Answer with a number. "), ("eval", "")):
-        questions = (start + " ".join(f"word{number}x{place}" for place in range(14)) for number in range(20))
-        rows = (row(number, question=each, prompt_id=f"{name}{number}") for number, each in enumerate(questions))
-        (messages.folder / f"{name}.jsonl").write_text("".join(rows))
-    paths = ("path=train.jsonl", "eval_path=eval.jsonl", "num_train=20", "num_eval=20", "max_tokens=500")
-    overrides = [part for path in paths for part in ("--set", f"data.prompts.{path}")]
-    found = messages.rlcore("validate", "mine.toml", *overrides)
-    assert "warning: 20 of 20 evaluation prompts share 13 words with training\n" in found.text
-
-
-def test_a_code_task_says_which_test_its_solution_fails_and_with_what(messages: Folder) -> None:
-    require_bubblewrap()
-    tests = [{"input": "3", "output": "6"}, {"input": "4", "output": "8"}]
-    solutions = ("print(2 * int(open(0).read()))", "print(6)")
-    with (messages.folder / "code.jsonl").open("w") as file:
-        for number, solution in enumerate(solutions):
-            task = {"style": "stdin", "tests": tests, "solution": solution}
-            file.write(row(number, prompt_id=f"c{number}", reference=json.dumps(task)))
-    found = messages.rlcore("validate", "code.jsonl", "--contract", "code_tasks")
-    assert "line 2, reference: its solution does not pass its tests" in found.text
-    assert "test 2 of 2, input '4': printed '6\\\\n', expected '8'" in found.text
-    assert "line 1, reference" not in found.text
-
-
 SHAPE = ShapeConfig(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=32, max_positions=256)
 MODEL = """[model]
 source = "folder"
@@ -369,15 +333,6 @@ def test_an_own_function_a_judge_and_a_reward_model_decide_on_held_out_answers_a
     again = rlcore(project, "promote", "own.toml", "--set", "stages.grpo.learning_rate=2e-5")
     assert "# own-grpo: against version 1" in again
     assert "**Refused: accuracy changes by " in again
-
-
-def test_a_change_of_the_function_evaluates_again_and_its_file_is_named(project: Path) -> None:
-    assert "evaluate_grpo  cached" in re.sub(" +", "  ", rlcore(project, "plan", "own.toml"))
-    (project / "my_rewards.py").write_text(OWN.replace("1.0 if", "0.5 if"))
-    said = rlcore(project, "plan", "own.toml")
-    assert re.search("^evaluate_grpo +run +source files changed: my_rewards.py$", said, re.MULTILINE)
-    assert re.search("^grpo +run +restarts: source files changed: my_rewards.py$", said, re.MULTILINE)
-    (project / "my_rewards.py").write_text(OWN)
 
 
 def test_the_preset_of_preferences_promotes_by_the_win_rate_of_a_judge_that_did_not_train_the_policy(

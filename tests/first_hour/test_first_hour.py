@@ -45,11 +45,6 @@ sampling.max_new_tokens = 24
 num_problems = 8
 max_new_tokens = 24
 """
-FAULTS = {  # what is planted, and the key that is named for it
-    'path = "rows.jsonl"': ('path = "row.jsonl"', "data.prompts.path"),
-    'license = "Apache-2.0"': ('license = "Apache-2.0"\nchat_template = "none.jinja"', "model.chat_template"),
-    "[stages.grpo]": ('[stages.grpo]\nrewards = [{ kind = "maths" }]', "stages.grpo.rewards.0.kind"),
-}
 ASK = """
 import json, sys
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -173,17 +168,6 @@ def answer(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_the_preset_of_the_first_hour_is_short() -> None:
     assert len(PRESET.splitlines()) <= 20
-
-
-def test_a_plan_names_every_fault_of_a_preset_at_once(project: Project) -> None:
-    text = PRESET
-    for sound, (faulty, _) in FAULTS.items():
-        text = text.replace(sound, faulty)
-    (project.folder / "faulty.toml").write_text(text)
-    done = project.rlcore("plan", "faulty.toml")
-    assert done.returncode == 2, done.stderr
-    assert [key for _, key in FAULTS.values() if f"    {key}" not in done.stderr] == []
-    assert "Traceback" not in done.stderr
 
 
 def test_ctrl_c_ends_the_run_with_a_line_and_the_same_command_goes_on(hour: Hour) -> None:

@@ -129,17 +129,6 @@ def test_evaluation_plays_the_same_episodes_greedy_and_sampled(agentic_home: Pat
 
 
 @pytest.mark.slow
-def test_an_agentic_run_that_is_killed_ends_bit_for_bit_like_an_uninterrupted_one(
-    agentic_home: Path, tmp_path: Path
-) -> None:
-    home = tmp_path / "home"
-    kill_when(home, "work/*/checkpoints/step-000001", [sys.executable, "-m", "rlcore.flows", *arguments()])
-    assert not list((home / "cache" / "grpo").glob("*.json"))
-    assert "resume: after iteration 1" in run_agentic(home)
-    assert weights(home, "grpo") == weights(agentic_home, "grpo")
-
-
-@pytest.mark.slow
 def test_groups_of_episodes_without_signal_give_way_to_fresh_prompts(agentic_home: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
     shutil.copytree(agentic_home, home)

@@ -94,14 +94,6 @@ def test_it_is_compared_with_rl_that_started_from_the_same() -> None:
 
 
 @pytest.mark.slow
-def test_run_again_from_nothing_it_ends_with_the_same_bytes(
-    dpo_home: Path, settings: list[str], tmp_path: Path
-) -> None:
-    again = dpo_ran(without_dpo(dpo_home, tmp_path), settings)
-    assert weights(again, "dpo") == weights(dpo_home, "dpo")
-
-
-@pytest.mark.slow
 def test_an_adapter_is_merged_into_the_checkpoint_and_lies_beside_it(
     dpo_home: Path, settings: list[str], tmp_path: Path
 ) -> None:

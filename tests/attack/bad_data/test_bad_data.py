@@ -1,4 +1,4 @@
-"""Faulty inputs, some of each family in the fast tests, and files that hypothesis damages: every line is accounted for."""
+"""Faulty inputs, some of each family in the fast tests, and files that hypothesis damages: all lines are counted."""
 
 from __future__ import annotations
 

@@ -238,61 +238,9 @@ def test_a_fault_inside_a_conversation_is_named_by_its_path() -> None:
     assert (caught.value.field, caught.value.reason) == ("messages.1.content", "must be a text, not null")
 
 
-@pytest.mark.parametrize(
-    ("change", "field"), [({"margin": True}, "margin"), ({"margin": "1"}, "margin"), ({"split": "test"}, "split")]
-)
-def test_nothing_is_converted(change: dict[str, Any], field: str) -> None:
-    with pytest.raises(RowError) as caught:
-        adapt("preferences", "preferences", {**PAIR, **change})
-    assert caught.value.field == field
-
-
-@pytest.mark.parametrize(
-    ("adapter", "kind", "field", "meant"),
-    [
-        ("preferences", "preferences", "probabilty", "probability"),
-        ("preferences", "preferences", "weigth", "weight"),
-        ("preferences", "preferences", "Margin", "margin"),
-        ("preferences", "preferences", "setid", "set_id"),
-        ("prompts", "prompts", "splits", "split"),
-        ("code_tasks", "prompts", "SPLIT", "split"),
-        ("demonstrations", "demonstrations", "spilt", "split"),
-        ("ranked_sets", "preferences", "splitt", "split"),
-    ],
-)
-def test_a_misspelt_field_that_may_be_left_out_is_not_lost_in_silence(
-    adapter: str, kind: Kind, field: str, meant: str
-) -> None:
-    with pytest.raises(RowError, match=f"'{meant}' is: rename it") as caught:
-        adapt(adapter, kind, {**ROWS[adapter], field: 0.75})
-    assert (caught.value.field, caught.value.value) == (field, 0.75)
-
-
 def test_columns_that_are_nothing_of_ours_and_a_second_spelling_of_a_given_one_are_left_alone() -> None:
     more = {"difficulty": 3, "group_id": "a", "split": "train", "splits": 4}
     assert adapt("preferences", "preferences", {**PAIR, **more})[0]["split"] == "train"
-
-
-@pytest.mark.parametrize("name", ["prompts", "code_tasks", "demonstrations", "preferences", "ranked_sets"])
-def test_a_row_that_names_another_contract_or_version_is_refused(name: str) -> None:
-    (kind,) = ADAPTERS[name].rows
-    own = {"preferences": "preference_pairs/v2"}.get(name, f"{name}/v1")
-    assert adapt(name, kind, {**ROWS[name], "contract": own}) == adapt(name, kind, ROWS[name])
-    with pytest.raises(RowError, match=f"these rows are read as {own}") as caught:
-        adapt(name, kind, {**ROWS[name], "contract": own.replace("/v", "/v9")})
-    assert caught.value.field == "contract"
-
-
-def test_a_ranking_with_a_blank_or_with_too_many_answers_gives_no_pair() -> None:
-    row = ROWS["ranked_sets"]
-    with pytest.raises(RowError, match="must not be blank") as caught:
-        adapt("ranked_sets", "preferences", {**row, "completions": ["bad", "\u200b"]})
-    assert caught.value.field == "completions.1"
-    many = {"completions": [str(number) for number in range(64)], "ranks": list(range(64))}
-    assert len(adapt("ranked_sets", "preferences", {**row, **many})) == 64 * 63 // 2
-    many = {"completions": [str(number) for number in range(65)], "ranks": list(range(65))}
-    with pytest.raises(RowError, match="65 completions are more than 64"):
-        adapt("ranked_sets", "preferences", {**row, **many})
 
 
 def test_bad_rows_are_set_aside_and_the_origins_of_the_others_stay_with_them(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -223,19 +222,6 @@ def test_groups_are_numbered_without_a_hole(indices: list[int], is_complete: boo
             rollouts.check_rollouts(table)
 
 
-@pytest.mark.parametrize(
-    ("branches", "is_complete"),
-    [([0, 1, 2], True), ([0, 2], False), ([1], False), ([0, 1, 1], False), ([0, 1, 0, 1], True), ([0, 1, 0], True)],
-)
-def test_the_branches_of_an_episode_are_numbered_without_a_hole(branches: list[int], is_complete: bool) -> None:
-    changes = [{"sample_index": 0, "branch": each, "fork": "another history" * (each > 0)} for each in branches]
-    calls = {"calls": '[["3+4?", "calculator", "7", false]]', "prompt_ids": [1, 2]}
-    table = rollout_table(*changes, {"sample_index": 1, **calls})
-    assert (rollouts.incomplete_groups(table) == []) is is_complete
-    if is_complete:
-        rollouts.check_rollouts(table)
-
-
 def test_an_answer_that_is_judged_twice_is_refused() -> None:
     table = pd.DataFrame([EVALUATION, {**EVALUATION, "mode": "sampled"}])
     require(table, evaluations.CONTRACT)
@@ -285,14 +271,6 @@ def turn(role: str, content: object = "text") -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("text", "passed"),
-    [("a", True), (" a ", True), ("", False), (" \n\t", False), ("a\0b", False), ("\u200b\ufeff", False)],
-)
-def test_a_text_is_filled_with_something_that_a_reader_sees(text: str, passed: bool) -> None:
-    assert column_checks.is_filled(text) == passed
-
-
-@pytest.mark.parametrize(
     ("roles", "is_plain", "is_with_calls"),
     [
         (["user"], True, True),
@@ -328,37 +306,6 @@ def test_a_question_waits_for_an_answer_and_calls_of_tools_may_follow_it_in_pair
 )
 def test_a_turn_that_is_blank_or_no_text_or_no_turn_makes_no_question(value: object) -> None:
     assert not column_checks.is_question(value)
-
-
-@pytest.mark.parametrize(
-    ("check", "value", "passed"),
-    [
-        (column_checks.is_list_of_texts, ["a", "b"], True),
-        (column_checks.is_list_of_texts, ["a"], False),
-        (column_checks.is_list_of_texts, ["a", " "], False),
-        (column_checks.is_list_of_texts, "ab", False),
-        (column_checks.is_list_of_counts, [0, 3], True),
-        (column_checks.is_list_of_counts, [], False),
-        (column_checks.is_list_of_counts, [-1], False),
-        (column_checks.is_list_of_counts, [True], False),
-        (column_checks.is_list_of_counts, [1.0], False),
-        (column_checks.is_list_of_booleans, [True, False], True),
-        (column_checks.is_list_of_booleans, [], True),
-        (column_checks.is_list_of_booleans, [1], False),
-        (column_checks.is_list_of_logprobs, [-0.5, 0.0], True),
-        (column_checks.is_list_of_logprobs, [5e-7], True),  # the rounding of a softmax
-        (column_checks.is_list_of_logprobs, [2e-6], False),
-        (column_checks.is_list_of_logprobs, [math.nan], False),
-        (column_checks.is_list_of_logprobs, [-math.inf], False),
-        (column_checks.is_list_of_logprobs, [-1], False),
-        (column_checks.is_list_of_logprobs, [], True),
-        (column_checks.is_list_of_logprobs, None, False),
-    ],
-)
-def test_a_list_has_the_values_that_its_column_wants(
-    check: Callable[[object], bool], value: object, passed: bool
-) -> None:
-    assert check(value) is passed
 
 
 CONTRACTS = [

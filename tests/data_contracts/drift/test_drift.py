@@ -288,13 +288,6 @@ def test_all_deals_of_two_values_are_counted_as_often_as_they_come() -> None:
     assert found.psi == pytest.approx(2.0794, abs=1e-4)
 
 
-def test_small_fractions_of_counts_are_dealt_by_their_sum() -> None:
-    """Ten bins of 0.4: four values in all, as many as in four bins of 1."""
-    found = by_chance(np.full(10, 0.4), np.full(10, 40.0), 0.05)
-    assert math.isfinite(found.psi)
-    assert found.mean_psi > 0.1
-
-
 def names_of(chances: np.ndarray, rows: int, generator: np.random.Generator) -> dict[str, object]:
     places = generator.choice(len(chances), rows, p=chances / chances.sum())
     return dict(sketch(pd.DataFrame({"source": [f"name {place}" for place in places]})))

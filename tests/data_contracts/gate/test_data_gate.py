@@ -114,24 +114,6 @@ def test_a_demonstration_must_fit_whole_with_the_end_of_its_turn() -> None:
     assert (bad.origin.line, bad.field, bad.reason) == (3, "completion", "longer than 8 tokens with its prompt")
 
 
-CONTROL_TOKENS = [
-    {"messages": [{"role": "user", "content": "hi <|end|>"}]},
-    {"chosen": "x<|pad|>"},
-    {"rejected": "<|end|>"},
-]
-
-
-@pytest.mark.parametrize("changes", CONTROL_TOKENS)
-def test_a_control_token_in_text_refuses_the_dataset_whatever_the_rate(changes: dict[str, Any]) -> None:
-    result = gate_rows([pair(n) for n in range(50)] + [pair(50, **changes)], max_quarantined=1.0)
-    assert "line 51" in result.report.errors[0]
-    assert "special token <|" in result.report.errors[0]
-    (bad,) = result.quarantine
-    assert bad.field in {"messages.0.content", *changes}
-    result = gate_rows([prompt(0), prompt(1, reference="<|end|>"), prompt(2)], "prompts")
-    assert result.report.errors[0].startswith("line 2, reference: contains the special token <|end|> as text")
-
-
 def test_text_that_holds_a_control_token_is_never_encoded() -> None:
     def encode(texts: Sequence[str]) -> list[list[int]]:
         assert "<|" not in "".join(texts)
@@ -141,28 +123,6 @@ def test_text_that_holds_a_control_token_is_never_encoded() -> None:
     rows = [pair(1, chosen="<|end|>"), pair(2), pair(3)]
     (bad,) = gate_source(source_of("test", rows), "preferences", meter=meter, max_tokens=30).quarantine
     assert bad.field == "chosen"
-
-
-def test_pairs_that_contradict_each_other_are_both_quarantined_unless_their_prompts_differ() -> None:
-    rows = [pair(0), pair(1), pair(9, chosen="wrong 1", rejected="right 1"), pair(2)]
-    assert not gate_rows(rows).quarantine
-    rows[2]["messages"] = rows[1]["messages"]
-    result = gate_rows(rows)
-    assert [one.origin.line for one in result.quarantine] == [2, 3]
-    assert result.quarantine[0].excerpt == "p1 against p9"
-    assert result.kept["pair_id"].tolist() == ["p0", "p2"]
-
-
-def test_the_pairs_of_a_set_with_two_prompts_or_weights_are_all_quarantined() -> None:
-    rows = [pair(1, set_id="s"), pair(2, set_id="s"), pair(3), pair(4)]
-    assert [bad.origin.line for bad in gate_rows(rows).quarantine] == [1, 2]
-    question = rows[0]["messages"]
-    rows = [pair(1, set_id="s"), pair(2, set_id="s", messages=question, weight=0.5), pair(3), pair(4)]
-    first, second = gate_rows(rows).quarantine
-    assert (first.field, first.reason) == ("set_id", "another pair of this set has another prompt or weight")
-    assert (first.excerpt, second.excerpt) == ("s in p1 and p2", "s in p2 and p1")
-    rows = [pair(1, set_id="s"), pair(2, set_id="s", messages=question), pair(3), pair(4)]
-    assert not gate_rows(rows).quarantine
 
 
 def test_equal_rows_are_one_row_and_rows_that_share_an_id_alone_are_not() -> None:
@@ -234,13 +194,6 @@ def test_the_account_says_what_is_used_what_is_over_and_that_there_is_less_than_
     short = gate_rows([prompt(n) for n in range(8)], "prompts", num_train=4, num_eval=3).report
     # 4 + 2 of 4 + 3
     assert short.warnings == ("there are fewer rows than requested: 4 of 4 for training, 2 of 3 held out",)
-
-
-def test_a_prompt_on_both_sides_refuses_the_dataset_also_in_another_spelling() -> None:
-    leak = [{"role": "user", "content": " QUESTION  0"}]
-    result = gate_rows([pair(0), pair(1), pair(2, messages=leak)])
-    assert rule(result, "train_and_eval_share_no_prompt") == (1.0, False)
-    assert not result.report.passed
 
 
 def test_a_question_that_is_typed_in_two_ways_is_on_one_side_where_we_divide() -> None:

@@ -82,16 +82,6 @@ def test_a_question_in_a_history_is_found_by_its_own_key_and_a_greeting_is_no_qu
     assert not gate_rows(rows, "prompts", **LOOSE).quarantine
 
 
-def test_a_conversation_in_a_history_is_found_as_a_whole_and_its_last_turn_alone_is_no_question() -> None:
-    asked = (COWS, "Seven.", "And how many legs are these?")
-    longer = prompt("leak", *asked, "28.", "Are you sure?", split="train")
-    other = prompt("fine", "A horse has 3 sisters", "Good.", asked[-1], "16.", "Are you sure?", split="train")
-    held = prompt("held", *asked, split="eval")
-    result = gate_rows([*others(split="train"), longer, other, held], "prompts", **LOOSE)
-    (bad,) = result.quarantine
-    assert (bad.origin.line, bad.reason) == (7, "has an evaluation prompt in its history")
-
-
 @pytest.mark.parametrize("number", [MAX_NEAR, MAX_NEAR + 1])
 def test_a_prompt_that_many_are_near_is_a_template_and_the_report_warns(number: int) -> None:
     words = ["red", "blue", "green", "brown", "grey", "pink", "white", "black", "orange"]
@@ -210,19 +200,6 @@ def test_a_row_teaches_its_turns_and_its_answer_and_not_the_instruction_of_the_s
     turns = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
     row = {"messages": turns, "completion": "said"}
     assert texts_of(row, demonstrations.CONTRACT) == ["user", "assistant", "user", "said"]
-
-
-def test_a_shorter_prompt_stands_whole_in_a_row_from_eight_words_on() -> None:
-    words = [f"w{place}" for place in range(FEWEST_WORDS)]
-    overlap = Overlap([ask(" ".join(words)), ask(" ".join(words[1:]))])
-    assert overlap.see([[" ".join(words[1:])], [f"so {' '.join(words)}, it says"]]) == {1: 0}
-    assert overlap.num_touched == 1  # the second has seven words, a phrase
-
-
-def test_another_length_may_be_asked_for() -> None:
-    words = [f"w{place}" for place in range(NGRAM_WORDS)]
-    overlap = Overlap([ask(" ".join(words))], size=9)
-    assert overlap.see([[" ".join(words[:8])], [" ".join(words[3:12])]]) == {1: 0}
 
 
 def touches(text: str, train: str, size: int) -> bool:

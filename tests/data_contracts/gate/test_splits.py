@@ -122,10 +122,6 @@ def test_a_circle_takes_its_own_pairs_and_leaves_those_that_hang_on_it() -> None
     assert reasons(rows) == {1: CIRCLE, 2: CIRCLE, 3: CIRCLE}
 
 
-def test_a_circle_of_one_prompt_is_none_of_two() -> None:
-    assert reasons([pair("1", "a", "b"), pair("2", "b", "c"), pair("3", "c", "a", "Worst?")]) == {}
-
-
 def test_a_mirrored_pair_within_a_circle_has_the_closer_reason() -> None:
     rows = [pair("1", "a", "b"), pair("2", "b", "a"), pair("3", "b", "c"), pair("4", "c", "a")]
     assert reasons(rows) == {1: MIRRORED, 2: MIRRORED, 3: CIRCLE, 4: CIRCLE}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlcore.data_contracts.adapters.table import own_preferences, own_ranked_sets
+from rlcore.data_contracts.adapters.table import own_ranked_sets
 from rlcore.data_contracts.drift.comparison import DriftLimits, by_chance
 from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate import data_gate, stream
@@ -50,14 +50,6 @@ def test_the_size_of_batches_changes_nothing(monkeypatch: pytest.MonkeyPatch) ->
         assert parts.report == whole.report
         assert parts.quarantine == whole.quarantine
         assert parts.kept.equals(whole.kept)
-
-
-def test_a_batch_ends_after_so_many_rows_or_characters(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = RowStream(source=source_of("t", rows()), make=own_preferences)
-    monkeypatch.setattr(stream, "BATCH_ROWS", 20)
-    assert [len(batch.rows) for batch in made.batches()] == [20, 20, 3]
-    monkeypatch.setattr(stream, "BATCH_CHARACTERS", 100)  # six questions of 17 characters
-    assert [len(batch.rows) for batch in made.batches()][:2] == [6, 6]
 
 
 def test_the_rows_of_a_line_stay_together_and_are_found_by_their_line(monkeypatch: pytest.MonkeyPatch) -> None:

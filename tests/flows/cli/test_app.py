@@ -24,16 +24,6 @@ ROOT = Path(__file__).resolve().parents[3]
 COMMANDS = sorted(name for name in app if not name.startswith("-"))
 
 
-@pytest.mark.parametrize("arguments", [["tiny"], ["--markdown"], ["--schema"]])
-def test_printed_settings_have_no_markup_of_docstrings(
-    capsys: pytest.CaptureFixture[str], arguments: list[str]
-) -> None:
-    assert main(["config", *arguments]) == 0
-    said = capsys.readouterr().out
-    assert "`rlcore.hardware.machine` resolves `auto`" in said
-    assert re.findall(r".*(?::[a-z]+:`|``).*", said) == []
-
-
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     said = capsys.readouterr().out

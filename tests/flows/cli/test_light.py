@@ -222,12 +222,6 @@ def test_results_of_other_settings_are_named_with_what_differs_and_the_command_t
     assert again.stdout == shown(micro_home, "tiny", *overrides()).stdout
 
 
-def test_results_of_another_number_of_threads_are_shown_by_the_command_that_is_printed(micro_home: Path) -> None:
-    done = shown(micro_home, "tiny", *overrides("hardware.num_threads=2"))
-    command = done.stdout.splitlines()[-1]
-    assert command.startswith("to show those: ") and command.endswith(" --set hardware.num_threads=1")
-
-
 def test_results_of_another_state_of_the_whole_preset_are_named_as_such(micro_home: Path) -> None:
     done = shown(micro_home, "tiny", *overrides("model.shape.hidden_size=24", "seed=7"))
     assert done.returncode == 1
@@ -275,9 +269,3 @@ def test_a_model_is_shown_with_how_it_was_made_and_measured(micro_home: Path) ->
     (files,) = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("  files:")]
     assert (Path(files) / "model.safetensors").is_file()
     assert "  reward/mean " in done.stdout
-
-
-def test_a_model_that_is_not_there_is_one_error(micro_home: Path) -> None:
-    done = shown(micro_home, "tiny-grpo@nobody")
-    assert done.returncode == 1
-    assert "there is no registered model 'tiny-grpo@nobody'" in done.stderr
