@@ -28,10 +28,10 @@ def main(arguments: Sequence[str]) -> int:
     def run(command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         if list(command[:3]) != [sys.executable, "-m", "rlcore.flows"]:
             return start(command, **options)
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             code = app.main(command[3:])
-        return subprocess.CompletedProcess(command, code, said.getvalue(), "")
+        return subprocess.CompletedProcess(command, code, output.getvalue(), "")
 
     subprocess.run = run  # type: ignore[assignment]
     runpy.run_path(arguments[0], run_name="__main__")

@@ -83,26 +83,26 @@ def write(path: str, values: Iterable[object]) -> str:
 def planned(capsys: pytest.CaptureFixture[str], *overrides: str) -> Said:
     """Return the errors of ``rlcore plan mine.toml``; no line if it plans."""
     code = main(["plan", "mine.toml", *(word for override in overrides for word in ("--set", override))])
-    said = capsys.readouterr()
-    assert (code == 2) == bool(said.err), said.err
+    output = capsys.readouterr()
+    assert (code == 2) == bool(output.err), output.err
     found: dict[str, list[str]] = {}
     file = ""
-    for line in said.err.splitlines():
+    for line in output.err.splitlines():
         if line.startswith("    "):
             found.setdefault(file, []).append(line.strip())
         elif line.startswith("  ") and line.endswith(":"):
             file = line.strip().rstrip(":")
-    return Said(found, said.out + said.err)
+    return Said(found, output.out + output.err)
 
 
 def test_a_valid_preset_is_planned_with_memory_disk_and_time_as_far_as_it_is_known(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = planned(capsys)
-    assert not said.lines
-    kinds = [line.partition(":")[0] for line in said.text.splitlines() if ": " in line]
+    output = planned(capsys)
+    assert not output.lines
+    kinds = [line.partition(":")[0] for line in output.text.splitlines() if ": " in line]
     assert [each for each in kinds if each != "precision"] == ["memory", "disk", "time"]  # a processor may have a hint
-    assert "time: unknown for " in said.text
+    assert "time: unknown for " in output.text
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_nothing_is_said_of_the_value_that_stands_in_for_a_wrong_one(
     project: Path, capsys: pytest.CaptureFixture[str], preset: str, error: str
 ) -> None:
     Path("mine.toml").write_text(preset)
-    said = planned(capsys)
-    assert said.all == [error] and "where: mine.toml" in said.text
+    output = planned(capsys)
+    assert output.all == [error] and "where: mine.toml" in output.text
 
 
 ROWS = [
@@ -169,11 +169,11 @@ def test_rows_that_a_run_would_refuse_are_named_with_their_file_key_and_line(
         write(f"{number}.jsonl", values)
         overrides.append(f"data.set{number}={dataset(f'{number}.jsonl', *settings)}")
     drawn = ",".join(f"set{number}=1.0" for number in range(len(ROWS)))
-    said = planned(capsys, *overrides, f"stages.grpo.prompts={{{drawn}}}")
+    output = planned(capsys, *overrides, f"stages.grpo.prompts={{{drawn}}}")
     for number, (name, _, _, key, words) in enumerate(ROWS):
-        lines = [line for line in said.all if line.startswith(f"data.set{number}{key}")]
-        assert lines and [word for word in words if word not in " ".join(lines)] == [], (name, said.text)
-    assert len([file for file in said.lines if file.endswith(".jsonl")]) >= len(ROWS) - 1
+        lines = [line for line in output.all if line.startswith(f"data.set{number}{key}")]
+        assert lines and [word for word in words if word not in " ".join(lines)] == [], (name, output.text)
+    assert len([file for file in output.lines if file.endswith(".jsonl")]) >= len(ROWS) - 1
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_pairs_of_which_none_is_left_are_an_error(
     sides = {"chosen": "yes", "rejected": "no", "score_chosen": scores[0], "score_rejected": scores[1]}
     write("pairs.jsonl", [{"prompt": f"Is {number} odd?", **sides} for number in range(1, 60, 2)])
     table = "contract='preference_pairs',adapter='trl_preference',path='pairs.jsonl',num_train=9,num_eval=2"
-    said = planned(capsys, f"data.pairs={{{table},max_tokens=64}}")
-    assert said.lines.get("pairs.jsonl", [""])[0].startswith(f"data.pairs: {error}" if error else "")
-    assert bool(said.lines) == bool(error), said.text
+    output = planned(capsys, f"data.pairs={{{table},max_tokens=64}}")
+    assert output.lines.get("pairs.jsonl", [""])[0].startswith(f"data.pairs: {error}" if error else "")
+    assert bool(output.lines) == bool(error), output.text
 
 
 SWAPPED: list[tuple[Callable[[int], str], Callable[[int], str], bool]] = [  # prompt, reference
@@ -217,10 +217,10 @@ def test_a_sample_says_that_it_is_one_and_a_few_bad_rows_are_a_warning(
 ) -> None:
     many = [{**row, "prompt_id": f"{number}-{row['prompt_id']}"} for number in range(10) for row in rows()]
     write("rows.jsonl", [*rows(reference=4)[:2], *many])
-    said = planned(capsys)
-    assert not said.lines
-    assert "warning: data.prompts: reference: must be a text" in said.text
-    assert "2 of the first 300 lines, a sample" in said.text
+    output = planned(capsys)
+    assert not output.lines
+    assert "warning: data.prompts: reference: must be a text" in output.text
+    assert "2 of the first 300 lines, a sample" in output.text
 
 
 def test_a_large_max_quarantined_lets_most_rows_be_bad(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,9 +254,9 @@ def test_more_rows_than_a_side_has_are_a_warning_and_few_held_out_rows_an_error(
         (("num_eval=7", "path=few.jsonl"), True, "num_eval: 1 rows are held out, and 7 were asked for; a tenth of the"),
         (("num_eval=7", "eval_path=one.jsonl"), True, "1 rows are held out, and 7 were asked for; add rows"),
     ):
-        said = planned(capsys, *(f"data.prompts.{setting}" for setting in settings))
-        assert bool(said.lines) == error
-        assert ("of them for this" in said.text) == (bool(words) and not error) and words in said.text
+        output = planned(capsys, *(f"data.prompts.{setting}" for setting in settings))
+        assert bool(output.lines) == error
+        assert ("of them for this" in output.text) == (bool(words) and not error) and words in output.text
 
 
 def test_a_path_may_begin_in_the_users_folder_or_match_one_file(
@@ -277,8 +277,8 @@ def test_files_of_a_pattern_or_a_folder_are_one_dataset_and_what_cannot_be_one_s
         write(f"parts/{number}.jsonl", each)
     for path in ("parts/*.jsonl", "parts"):
         assert not planned(capsys, f"data.prompts.path={path}").lines
-        said = planned(capsys, f"data.prompts.path={path}", "data.prompts.num_eval=7")
-        assert f"{path} has 60 rows, about 6 of them for this" in said.text
+        output = planned(capsys, f"data.prompts.path={path}", "data.prompts.num_eval=7")
+        assert f"{path} has 60 rows, about 6 of them for this" in output.text
     write("parts/test.jsonl", rows()[:3])
     for path, words in (("*.json", "matches no file"), ("parts", "eval_path")):
         (error,) = planned(capsys, f"data.prompts.path={path}").all
@@ -295,15 +295,15 @@ def test_a_model_without_chat_template_or_end_of_sequence_is_refused_before_its_
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("model/chat_template.jinja").unlink()
-    said = planned(capsys)
-    assert said.lines["model"][0].startswith("model.path: the tokenizer has no chat template")
+    output = planned(capsys)
+    assert output.lines["model"][0].startswith("model.path: the tokenizer has no chat template")
     Path("own.jinja").write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant: ")
     for name in ("generation_config.json", "config.json", "tokenizer_config.json"):
         found = json.loads(Path("model", name).read_text())
         Path("model", name).write_text(json.dumps({key: found[key] for key in found if "eos" not in key}))
-    said = planned(capsys, "model.chat_template=own.jinja")
-    assert said.lines["model"][0].startswith("model.path: the chat template is unsuitable for training")
-    assert "no EOS id" in said.text
+    output = planned(capsys, "model.chat_template=own.jinja")
+    assert output.lines["model"][0].startswith("model.path: the chat template is unsuitable for training")
+    assert "no EOS id" in output.text
 
 
 def config_with(**changes: Any) -> None:
@@ -337,8 +337,8 @@ def test_held_out_rows_that_are_the_training_rows_are_an_error_of_the_plan(
     project: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     write("copy.jsonl", rows())
-    said = planned(capsys, f"data.prompts.eval_path={name}")
-    assert said.all == [f"data.prompts.eval_path = {name!r}: has the rows of path; leave it out, to hold out some"]
+    output = planned(capsys, f"data.prompts.eval_path={name}")
+    assert output.all == [f"data.prompts.eval_path = {name!r}: has the rows of path; leave it out, to hold out some"]
 
 
 MODULES = {
@@ -354,8 +354,8 @@ def test_a_reward_module_that_is_no_python_or_ends_the_process_is_an_error_of_it
     text, error = MODULES[name]
     monkeypatch.syspath_prepend(str(project))
     Path(f"{name}.py").write_text(f"{text}\n")
-    said = planned(capsys, f"stages.grpo.rewards=[{{kind='{name}:f'}}]")
-    assert said.all[0].startswith(f"stages.grpo.rewards.0.kind: {error}")
+    output = planned(capsys, f"stages.grpo.rewards=[{{kind='{name}:f'}}]")
+    assert output.all[0].startswith(f"stages.grpo.rewards.0.kind: {error}")
 
 
 TRL = "def graded(prompts, completions, solution, level=1, **kwargs):\n    return [0.0] * len(completions)\n"
@@ -370,10 +370,10 @@ def test_a_reward_function_that_names_a_column_which_the_rows_lack_is_refused_wi
     write("rows.jsonl", rows(answer="7", level=2))
     reward = "stages.grpo.rewards=[{kind='trl_rewards:graded'}]"
     verifier = "evaluation.verifiers=[{kind='trl_rewards:graded',options={level=3}}]"
-    said = planned(capsys, reward, verifier)
+    output = planned(capsys, reward, verifier)
     needs = "the rows have no column 'solution', which trl_rewards:graded needs; their columns are answer, level; "
     fix = "add the column to the data, or map it: columns = { …, solution = '…' }"
-    assert said.all == [f"{key}: {needs}{fix}" for key in ("stages.grpo.rewards.0", "evaluation.verifiers.0")]
+    assert output.all == [f"{key}: {needs}{fix}" for key in ("stages.grpo.rewards.0", "evaluation.verifiers.0")]
     write("rows.jsonl", rows(solution="7"))
     assert not planned(capsys, reward, verifier).lines
     write("rows.jsonl", rows())
@@ -405,10 +405,10 @@ def test_rows_of_the_hub_are_tried_where_its_cache_has_them(
         write(str(blobs / name), values)
         (hub / "train.jsonl").unlink(missing_ok=True)
         (hub / "train.jsonl").symlink_to(blobs / name)
-        said = planned(capsys, address)
-        assert [line[:29] for line in said.all] == errors, said.text
-        assert "not checked" not in said.text
-    assert list(said.lines) == [address.partition("=")[2]]
+        output = planned(capsys, address)
+        assert [line[:29] for line in output.all] == errors, output.text
+        assert "not checked" not in output.text
+    assert list(output.lines) == [address.partition("=")[2]]
 
 
 def test_rows_that_only_the_run_fetches_are_said_to_be_unchecked_and_a_malformed_address_is_an_error(
@@ -417,8 +417,8 @@ def test_rows_that_only_the_run_fetches_are_said_to_be_unchecked_and_a_malformed
     note = "data.prompts.path: not checked: the run fetches these rows, the hub's cache on this machine has none"
     elsewhere = f"hub:org/other@{COMMIT}"
     for address in (elsewhere, f"hub:org/name@{COMMIT}:test"):  # which has no files at all
-        said = planned(capsys, f"data.prompts.path={address}")
-        assert (said.lines, note in said.text) == ({}, True), said.text
+        output = planned(capsys, f"data.prompts.path={address}")
+        assert (output.lines, note in output.text) == ({}, True), output.text
     for address in ("hub:org/name", "hub:org/name@main", f"hub:name@{COMMIT}", f"hub:org/name@{COMMIT}/a/b"):
         (error,) = planned(capsys, f"data.prompts.path={address}").all
         assert error.startswith("data.prompts.path: the hub path is malformed (hub:") and "write hub:org/name@" in error
@@ -483,10 +483,10 @@ sampling = {{ max_new_tokens = 8 }}
     monkeypatch.setattr(sizes.shutil, "disk_usage", lambda folder: Disk(free=1_000))
     monkeypatch.setattr("rlcore.tasks.preflight.model_checks.find_spec", without_peft)
     assert main([command, "mine.toml"]) == 2
-    said = capsys.readouterr().err
-    assert "preset has 12 errors:" in said
+    output = capsys.readouterr().err
+    assert "preset has 12 errors:" in output
     file, found = "", {}
-    for line in said.splitlines():
+    for line in output.splitlines():
         if line.startswith("    ") and not line.startswith("    warning"):
             found[line.split(":")[0].split(" = ")[0].strip()] = file
         elif line.startswith("  ") and line.endswith(":"):

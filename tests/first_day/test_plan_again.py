@@ -146,8 +146,8 @@ def test_what_is_broken_after_a_good_plan_is_named_by_the_next_one(
     damage()
     sys.modules.pop("own_rewards", None)
     assert main(["plan", "mine.toml"]) == 2
-    said = capsys.readouterr().err
-    assert [line for line in said.splitlines() if line.strip().startswith(error)], said
+    output = capsys.readouterr().err
+    assert [line for line in output.splitlines() if line.strip().startswith(error)], output
     for path, content in kept.items():
         path.write_bytes(content)
     sys.modules.pop("own_rewards", None)
@@ -175,7 +175,7 @@ lr = 1e-6
 per_device_train_batch_size = 4
 """)
     assert main(["plan", "mine.toml"]) == 2
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     for theirs, ours in {
         "actor_rollout_ref": "stages.grpo.group_size",
         "algorithm": "stages.grpo.algorithm",
@@ -188,5 +188,5 @@ per_device_train_batch_size = 4
         "stages.dpo.lr": "stages.dpo.learning_rate",
         "stages.dpo.per_device_train_batch_size": "stages.dpo.batch_size",
     }.items():
-        assert f"{theirs}: unknown key; did you mean {ours}?" in said
-    assert "stages.grpo.top_p: unknown key; TRL's top_p has no counterpart: a filtered distribution" in said
+        assert f"{theirs}: unknown key; did you mean {ours}?" in output
+    assert "stages.grpo.top_p: unknown key; TRL's top_p has no counterpart: a filtered distribution" in output

@@ -320,15 +320,15 @@ def answers_of(folder: Path, checkpoint: str) -> pd.DataFrame:
 def test_an_own_function_a_judge_and_a_reward_model_decide_on_held_out_answers_and_on_the_promotion(
     project: Path,
 ) -> None:
-    said = rlcore(project, "promote", "own.toml")
-    assert "own-grpo version 1: Passed: the first champion" in said
+    output = rlcore(project, "promote", "own.toml")
+    assert "own-grpo version 1: Passed: the first champion" in output
     table = answers_of(project, "grpo")
     assert table["is_graded"].all() and set(table["dataset"]) == {"prompts", "talk", "more"}
     own, talk, more = (table[table["dataset"] == name] for name in ("prompts", "talk", "more"))
     assert own["correct"].tolist() == [len(text) < 10 for text in own["completion"]]
     assert set(talk["value"]) <= {0.3, 0.8} and talk["correct"].tolist() == (talk["value"] > 0.7).tolist()
     assert more["correct"].tolist() == (more["value"] >= 0.0).tolist() and more["value"].nunique() > 1
-    assert re.search(r"grpo: iteration 2/2 .* eval_accuracy=0\.\d+", said)
+    assert re.search(r"grpo: iteration 2/2 .* eval_accuracy=0\.\d+", output)
     assert "nothing to do: version 1 of own-grpo" in rlcore(project, "retrain", "own.toml")
     again = rlcore(project, "promote", "own.toml", "--set", "stages.grpo.learning_rate=2e-5")
     assert "# own-grpo: against version 1" in again

@@ -180,9 +180,9 @@ def test_two_runs_at_once_each_print_their_own_report_and_are_named_after_preset
         for name in ("mine", "other")
     }
     for name, process in runs.items():
-        said, _ = process.communicate()
-        assert process.returncode == 0, said
-        (line,) = [line for line in said.splitlines() if line.startswith("report ")]
+        output, _ = process.communicate()
+        assert process.returncode == 0, output
+        (line,) = [line for line in output.splitlines() if line.startswith("report ")]
         report = project / line.split(maxsplit=1)[1]
         assert f"<title>{name}: run report</title>" in report.read_text(encoding="utf-8")
     with closing(sqlite3.connect(project / ".rlcore" / "mlflow.db")) as database:
@@ -293,12 +293,12 @@ def test_what_only_watches_a_run_trains_nothing_anew(four: Path, tmp_path: Path)
     assert "eval_every changed (2 -> 1)" in found["grpo"]
     assert 'health.action changed ("stop" -> "warn")' in found["grpo"]
     assert "evaluation.num_problems changed (16 -> 8)" in found["evaluate_grpo"]
-    said = started(home, "run", iterations(4), *WATCHED, *OTHER_DATA)
-    assert "grpo: cached" in said and " grpo: start" not in said and "evaluate_grpo: start" in said
-    assert " reward_model: start" not in said and "| greedy accuracy | 90 % interval |" in said
+    output = started(home, "run", iterations(4), *WATCHED, *OTHER_DATA)
+    assert "grpo: cached" in output and " grpo: start" not in output and "evaluate_grpo: start" in output
+    assert " reward_model: start" not in output and "| greedy accuracy | 90 % interval |" in output
     others = "Cached with intervals of another level: reward_model (95 %), grpo (95 %)."
     assert [path for path in home.glob("reports/*/report.html") if others in path.read_text()]
-    assert others in said and result(home, 4) == expected
+    assert others in output and result(home, 4) == expected
 
 
 def test_more_iterations_extend_a_finished_run_to_what_it_would_be_at_once(
@@ -306,8 +306,8 @@ def test_more_iterations_extend_a_finished_run_to_what_it_would_be_at_once(
 ) -> None:
     home = copied(four, tmp_path)
     assert planned(home, iterations(6))["grpo"] == "run extends from 4 to 6"
-    said = started(home, "run", iterations(6))
-    assert "grpo: extends from 4 to 6" in said and "iteration 4/6" not in said and "iteration 5/6" in said
+    output = started(home, "run", iterations(6))
+    assert "grpo: extends from 4 to 6" in output and "iteration 4/6" not in output and "iteration 5/6" in output
     assert result(home, 6) == six
     assert planned(home, iterations(4))["grpo"] == planned(home, iterations(6))["grpo"] == "cached"
 

@@ -137,13 +137,13 @@ def hour(project: Project) -> Hour:
         start_new_session=True,
     )
     assert first.stdout is not None
-    said = []
+    output = []
     with first:
         for line in first.stdout:
-            said.append(line)
+            output.append(line)
             if "grpo: iteration 2/3" in line:  # the first is kept by then
                 os.killpg(first.pid, signal.SIGINT)
-    return Hour(interrupted=said, code=first.returncode, finished=project.rlcore("run", "mine.toml"))
+    return Hour(interrupted=output, code=first.returncode, finished=project.rlcore("run", "mine.toml"))
 
 
 @pytest.fixture(scope="module")

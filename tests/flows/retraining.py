@@ -64,9 +64,9 @@ def write_files(folder: Path, *, digits: int = 2, right: int = 1) -> tuple[str, 
     for question, messages, split in zip(questions, asked, splits, strict=True):
         common = {"messages": messages, "split": split}
         rows["prompts"].append({"prompt_id": question, "reference": "7", "task": "sevens", **common})
-        said = RIGHT if len(rows["demonstrations"]) // 5 % 5 < right else WRONG
+        output = RIGHT if len(rows["demonstrations"]) // 5 % 5 < right else WRONG
         rows["demonstrations"].append(
-            {"demonstration_id": question, "completion": said, "reference": said[-1], "task": "sevens", **common}
+            {"demonstration_id": question, "completion": output, "reference": output[-1], "task": "sevens", **common}
         )
         sides = {"chosen": RIGHT, "rejected": WRONG, "margin": 0.0, "probability": 1.0, "weight": 1.0}
         rows["preferences"].append({"pair_id": question, "set_id": question, "source": "test", **sides, **common})

@@ -290,8 +290,8 @@ def check_calls(home: Path) -> None:
 def test_a_server_that_does_not_answer_is_named_before_anything_runs(tmp_path: Path) -> None:
     done = run_warm(mcp_arguments("run", "http://127.0.0.1:9/mcp"), environment(tmp_path / "home"), ROOT)
     assert done.returncode == 2, done.stderr
-    said = "stages.grpo.sampling.episodes.environment: the MCP server does not answer at 'http://127.0.0.1:9/mcp'"
-    assert said in " ".join(done.stderr.split())
+    output = "stages.grpo.sampling.episodes.environment: the MCP server does not answer at 'http://127.0.0.1:9/mcp'"
+    assert output in " ".join(done.stderr.split())
     assert not (tmp_path / "home" / "artifacts" / "checkpoint").exists()
 
 

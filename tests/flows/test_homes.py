@@ -233,9 +233,9 @@ def damaged(micro_home: Path, tmp_path: Path) -> Path:
 def refused(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
-    said = " ".join(done.stderr.split())
-    assert "is not what was registered" in said, done.stderr
-    assert all(each in said for each in DAMAGES), done.stderr
+    output = " ".join(done.stderr.split())
+    assert "is not what was registered" in output, done.stderr
+    assert all(each in output for each in DAMAGES), done.stderr
 
 
 @pytest.mark.parametrize("command", [("export", "tiny-grpo/1", "out"), ("serve", "tiny-grpo/1")])

@@ -126,9 +126,9 @@ def test_a_run_that_loses_a_rank_goes_on_from_its_checkpoint(before_grpo: Path, 
     until(process, lambda: list(before_grpo.glob("work/*/checkpoints/step-000001")))
     mine = [rank for rank, parent in ranks_of().items() if parent == process.pid]
     os.kill(mine[-1], signal.SIGKILL)
-    _, said = process.communicate(timeout=waiting.LONG)
-    assert process.returncode == 0, said.decode()[-3000:]
-    assert "was ended by SIGKILL" in said.decode()
+    _, output = process.communicate(timeout=waiting.LONG)
+    assert process.returncode == 0, output.decode()[-3000:]
+    assert "was ended by SIGKILL" in output.decode()
     assert weights(before_grpo, "grpo") == weights(undisturbed, "grpo")
 
 
@@ -203,9 +203,9 @@ def begin_on_ray(home: Path, address: str, target: str, *settings: str) -> subpr
 
 def end(process: subprocess.Popen[bytes]) -> str:
     """Return the output of a run that must succeed."""
-    _, said = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, said.decode()[-3000:]
-    return said.decode()
+    _, output = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, output.decode()[-3000:]
+    return output.decode()
 
 
 def descendants(parent: int) -> dict[int, str]:
@@ -282,9 +282,9 @@ def test_each_token_is_one_update_old_and_kills_change_neither_prompts_nor_weigh
     kill_one(process, "Rank")
     until_step(process, home, 4)
     process.kill()
-    said = " ".join(process.communicate()[1].decode().split())
-    assert "was replaced: reload policy_version" in said
-    assert "is gone (The actor is dead because its worker process has died" in said
+    output = " ".join(process.communicate()[1].decode().split())
+    assert "was replaced: reload policy_version" in output
+    assert "is gone (The actor is dead because its worker process has died" in output
     waiting.until(lambda: not actors(), "a process outlives its run")
     assert not list((home / "cache" / "grpo").glob("*.json"))
     assert "resume: after iteration" in end(begin_on_ray(home, address, "grpo", *RUN_AHEAD))

@@ -170,8 +170,8 @@ def test_a_better_model_awaits_a_person_whose_command_makes_it_champion_and_no_p
     assert verdict(promoting, better)["promote"]
     assert aliases(promoting) == {CHAMPION: 1, CANDIDATE: 2}
     lines = [record.getMessage() for record in caplog.records]
-    (told,) = [line for line in lines if verdict(promoting, better)["sentence"] in line]
-    assert told.startswith(f"{NAME} version 2: ") and "It awaits an approval until " in told
+    (notices,) = [line for line in lines if verdict(promoting, better)["sentence"] in line]
+    assert notices.startswith(f"{NAME} version 2: ") and "It awaits an approval until " in notices
     reports = [path.read_text() for path in promoting.root.glob("reports/*/report.html")]
     assert sum("It awaits approval by a person" in each for each in reports) == 1
     assert run(RIGHT)["promote"] == better["promote"]

@@ -173,10 +173,10 @@ def test_the_terminal_ends_with_the_shape_of_the_rollouts_and_where_everything_l
     models = [line.split()[-1] for line in lines if line.startswith("model ")]
     assert len(models) == 5 and all((Path(path) / "config.json").is_file() for path in models)
     assert not [line for line in lines if line.startswith("report ")]  # another process wrote those that are there
-    said = [line for line in lines if line and not line.startswith(("|", " "))]
-    assert len(said) == len(set(said))  # nothing twice
-    told = r"\w+ (solves \d+ points (more|fewer) than|is not told apart from) \w+.* \[.*\]"
-    assert [bool(re.fullmatch(told, line)) for line in lines[-4:]] == [False, True, True, True]  # sft, grpo, ppo
+    output = [line for line in lines if line and not line.startswith(("|", " "))]
+    assert len(output) == len(set(output))  # nothing twice
+    notices = r"\w+ (solves \d+ points (more|fewer) than|is not told apart from) \w+.* \[.*\]"
+    assert [bool(re.fullmatch(notices, line)) for line in lines[-4:]] == [False, True, True, True]  # sft, grpo, ppo
 
 
 def test_the_report_needs_nothing_from_outside(micro_home: Path) -> None:

@@ -40,10 +40,10 @@ def test_a_run_comes_out_the_same_once_more_and_what_has_changed_is_said_before_
     run_targets("retrain", write_data(tmp_path / "data"), ["grpo"])
 
     assert main(["reproduce", "retrain-grpo/1"]) == 0
-    said = capsys.readouterr().out
-    assert "every file of the model is the same" in said
-    assert said.startswith("machine: device=cpu precision=float32 instructions=")
-    assert said.splitlines()[0].endswith(" (unchanged)")
+    output = capsys.readouterr().out
+    assert "every file of the model is the same" in output
+    assert output.startswith("machine: device=cpu precision=float32 instructions=")
+    assert output.splitlines()[0].endswith(" (unchanged)")
     assert not scratch_homes(tracked_home)
 
     weights = folder(tracked_home.root, "grpo") / "model" / "model.safetensors"

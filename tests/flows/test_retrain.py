@@ -33,10 +33,10 @@ def aliases(home: Home) -> dict[str, int]:
 def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_data(
     tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: dict[str, tuple[str, str]] = {}  # by key, as the outbox keeps messages
+    notices: dict[str, tuple[str, str]] = {}  # by key, as the outbox keeps messages
 
     def tell(home: Home, event: str, about: str, text: str, *, key: str, time: str) -> None:
-        told[key] = (event, about.rpartition("/")[2])
+        notices[key] = (event, about.rpartition("/")[2])
 
     monkeypatch.setattr(events, "_tell", tell)
     data = write_data(tmp_path / "data")
@@ -72,7 +72,7 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
     known = run_retrain("retrain", (*data, *SPOIL))
     assert (known.result, known.outcome.startswith("nothing new")) == ("unchanged", True)
-    acts = [each for each in told.values() if each[0] in (PROMOTED, REFUSED)]
+    acts = [each for each in notices.values() if each[0] in (PROMOTED, REFUSED)]
     assert acts == [(PROMOTED, "1"), (PROMOTED, "2"), (REFUSED, "3")]  # of each act, and once
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
 

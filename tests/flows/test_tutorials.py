@@ -112,21 +112,21 @@ def test_a_page_is_planned_and_its_data_are_looked_at(
     if command[1] == ON_A_GPU:
         assert main(with_overrides(command, (ROOM,))) == 2
         lines = [line.strip() for line in capsys.readouterr().err.splitlines() if line.startswith("    ")]
-        faults = [line for line in lines if not line.startswith("warning:")]
+        errors = [line for line in lines if not line.startswith("warning:")]
         named = PAGES[name].printed[0].splitlines()
-        assert len(faults) == len(named) and all(map(str.startswith, faults, named))
+        assert len(errors) == len(named) and all(map(str.startswith, errors, named))
         command = (*command, "--set", "hardware.device=cpu engine.kind=native engine.python=''")
     assert main(with_overrides(command, () if name == "own-agent" else (*SMALL_MODEL, ROOM))) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     if command == ("validate", "mine.toml"):
-        assert "198 for training, 40 held out, 0 unused, 2 quarantined" in said
-        assert "line 18, messages" in said and "there are messages, prompt_id, task\n" in said
+        assert "198 for training, 40 held out, 0 unused, 2 quarantined" in output
+        assert "line 18, messages" in output and "there are messages, prompt_id, task\n" in output
     elif command[0] == "validate":
-        assert "warning" not in said
+        assert "warning" not in output
     elif command == ("plan", "rlhf.toml"):
-        assert "evaluation: no accuracy on prompts, whose rows have no references" in said
+        assert "evaluation: no accuracy on prompts, whose rows have no references" in output
     elif command[0] == "plan":
-        warnings = [line for line in said.splitlines() if "warning:" in line]
+        warnings = [line for line in output.splitlines() if "warning:" in line]
         known = ("a run leaves such rows out", "8 steps; is this intended?")  # of a judge of few pairs
         assert [line for line in warnings if not line.endswith(known)] == []
 

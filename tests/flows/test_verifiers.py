@@ -152,9 +152,9 @@ def test_a_run_scores_replies_as_the_taskset_does(project: Path) -> None:
 def test_a_changed_taskset_trains_again_on_the_same_rows(project: Path) -> None:
     assert re.search(r"^grpo +cached", rlcore(project, "plan").stdout, re.MULTILINE)
     with changed(project, "weight=0.5", "weight=0.25"):
-        said = rlcore(project, "plan").stdout
-    assert re.search(rf"^grpo +run +restarts: source files changed: packages of {PYTHON}$", said, re.MULTILINE)
-    assert re.search(r"^prepare_prompts +cached", said, re.MULTILINE)
+        output = rlcore(project, "plan").stdout
+    assert re.search(rf"^grpo +run +restarts: source files changed: packages of {PYTHON}$", output, re.MULTILINE)
+    assert re.search(r"^prepare_prompts +cached", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -171,14 +171,14 @@ def test_tasks_of_more_than_one_reply_are_refused_before_the_run(
     with changed(project, old, new):
         done = rlcore(project, "plan")
     assert done.returncode == 2
-    said = " ".join(done.stderr.split())
-    assert "stages.grpo.rewards.0.kind: .venv-verifiers/bin/python cannot import the function" in said
-    assert f"addition-v1 needs {reason}; only rewards of one reply to a prompt are supported" in said
+    output = " ".join(done.stderr.split())
+    assert "stages.grpo.rewards.0.kind: .venv-verifiers/bin/python cannot import the function" in output
+    assert f"addition-v1 needs {reason}; only rewards of one reply to a prompt are supported" in output
 
 
 def test_an_error_in_a_reward_stops_the_run_and_is_named(project: Path) -> None:
     with changed(project, "max(len(trace.last_reply), 1)", "0"):
         done = rlcore(project, "run")
-    said = " ".join(done.stderr.split())
+    output = " ".join(done.stderr.split())
     assert done.returncode != 0
-    assert "raised TaskError: task AddTask scoring: ZeroDivisionError: division by zero" in said
+    assert "raised TaskError: task AddTask scoring: ZeroDivisionError: division by zero" in output

@@ -102,8 +102,8 @@ def test_a_shell_that_reads_the_private_file_is_a_client_of_these_servers(layout
     write_client_file(layout)
     assert layout.client_file.stat().st_mode & 0o777 == 0o600
     command = ["sh", "-c", f". {layout.client_file}; env"]
-    said = subprocess.run(command, capture_output=True, text=True, env={}, check=True).stdout
-    found = dict(line.split("=", 1) for line in said.splitlines())
+    output = subprocess.run(command, capture_output=True, text=True, env={}, check=True).stdout
+    found = dict(line.split("=", 1) for line in output.splitlines())
     assert {name: found[name] for name in clients(layout)} == clients(layout)
     web = passwords(layout)["web"]
     assert (found["PREFECT_API_AUTH_STRING"], found["MLFLOW_TRACKING_PASSWORD"]) == (f"rlcore:{web}", web)
@@ -287,7 +287,7 @@ ALL = len(all_deployments())
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Layout:
+def provisioned(tmp_path: Path) -> Layout:
     made = find_layout(tmp_path)
     made.root.mkdir()
     provision.stamp_path(made).write_text(provision._digest())
@@ -320,8 +320,8 @@ def server(*, lost: int = 0, limit: int | None = 1) -> Callable[..., Any]:
     ],
 )
 def test_what_the_server_lacks_is_named_and_it_counts_as_not_told(
-    told: Layout, monkeypatch: pytest.MonkeyPatch, answers: Callable[..., Any], lacking: list[str]
+    provisioned: Layout, monkeypatch: pytest.MonkeyPatch, answers: Callable[..., Any], lacking: list[str]
 ) -> None:
     monkeypatch.setattr(provision, "ask", answers)
-    assert provision.missing(told) == lacking
-    assert provision.is_configured(told) == (not lacking)
+    assert provision.missing(provisioned) == lacking
+    assert provision.is_configured(provisioned) == (not lacking)

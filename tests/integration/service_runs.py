@@ -80,13 +80,13 @@ class Services:
         ports = {f"RLCORE_{name.upper()}_PORT": str(port) for name, port in self.ports.items()}
         own = {"RLCORE_HOME": str(self.home), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         local = "127.0.0.1"
-        told = {
+        notices = {
             "RLCORE_WEBHOOK_URL": f"http://{local}:{self.webhook}",
             "RLCORE_SLACK_URL": f"http://{local}:{self.slack}/services/T0/B0/x",
             "RLCORE_MAIL_URL": f"mailto://{local}:{self.mail}?from=rlcore@example.org&to=team@example.org",
         }
         quick = {"PREFECT_WORKER_QUERY_SECONDS": "2"}  # else a worker looks for runs every 10 s
-        return kept | ports | own | told | quick | dict(self.more)
+        return kept | ports | own | notices | quick | dict(self.more)
 
     @property
     def clients(self) -> dict[str, str]:

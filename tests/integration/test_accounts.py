@@ -96,21 +96,21 @@ def alone(services: Services, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def test_nobody_but_the_worker_and_the_administrator_moves_a_champion(services: Services, tmp_path: Path) -> None:
-    said = {}
+    output = {}
     for name, may in (("ben", "read"), ("anna", "run")):
         (tmp_path / name).mkdir()
-        said[name] = work(alone(services, login(services, name, may)), tmp_path / name, f"{name}s").splitlines()
-        assert "team" in said[name][0]
-        assert said[name][1] == "champion 1"
-        assert len(said[name]) == 9
-        assert all(f"does not allow this to the user {name}" in line for line in said[name][4:]), said[name]
-    assert "does not allow this to the user ben" in said["ben"][2]
-    assert said["anna"][2] == "done"  # she logs runs
+        output[name] = work(alone(services, login(services, name, may)), tmp_path / name, f"{name}s").splitlines()
+        assert "team" in output[name][0]
+        assert output[name][1] == "champion 1"
+        assert len(output[name]) == 9
+        assert all(f"does not allow this to the user {name}" in line for line in output[name][4:]), output[name]
+    assert "does not allow this to the user ben" in output["ben"][2]
+    assert output["anna"][2] == "done"  # she logs runs
     assert services.champion("theirs") == "1"
     # MLflow lets whoever creates a model manage it, also its alias champion; the log names no such model.
     verified = services.python("from rlcore.flows.cli.app import main; main(['audit', 'verify'])", served=True)
     assert ("annas: version 1 is champion, and by the audit log no version is" in verified) == (
-        said["anna"][3] == "done"
+        output["anna"][3] == "done"
     )
     assert not [line for line in verified.splitlines() if line.startswith("theirs") and "outside of rlcore" in line]
 
@@ -214,8 +214,8 @@ def test_deployments_worker_and_doctor_work_through_the_proxy(
         start_new_session=True,
     )
     try:
-        said = run_there("-m", "prefect", "deployment", "run", "gc/gc", "--watch")
-        assert "finished successfully" in said
+        output = run_there("-m", "prefect", "deployment", "run", "gc/gc", "--watch")
+        assert "finished successfully" in output
         lines = run_there("-m", "rlcore.flows", "doctor", "--services").splitlines()
         assert [line for line in lines if line.startswith("MISSING")] == [], lines
         assert f"{proxied['PREFECT_API_URL']} answers 200 to the user rlcore" in "\n".join(lines)

@@ -262,7 +262,7 @@ def test_a_run_that_was_called_crashed_goes_on_or_runs_as_its_lease_says(
     assert reconciled(home, never_began) == ("Crashed", [])
 
 
-def told(home: Home) -> list[tuple[str, str]]:
+def notices(home: Home) -> list[tuple[str, str]]:
     """Messages to the team, in order: event and text."""
     found = [read_json(path) for path in sorted((home.root / "outbox").glob("*.json"))]
     return [(each["event"], each["text"]) for each in found]
@@ -290,8 +290,8 @@ def test_one_run_whose_state_cannot_be_set_keeps_no_other_dead_and_does_not_keep
         ]
     for run in (stuck, gone):
         assert any(f"({run}) cannot be handled: ValueError: 409" in line for line in lines)
-    assert [event for event, _ in told(home)] == [CRASHED]
-    assert told(home)[0][1].endswith("its process died; it resumes from the cache and its newest checkpoint")
+    assert [event for event, _ in notices(home)] == [CRASHED]
+    assert notices(home)[0][1].endswith("its process died; it resumes from the cache and its newest checkpoint")
 
 
 def test_a_run_of_any_deployment_that_failed_or_crashed_for_good_is_told_once(
@@ -305,7 +305,7 @@ def test_a_run_of_any_deployment_that_failed_or_crashed_for_good_is_told_once(
         look(home, pool="toy-pool", worker="local", started=datetime.now(UTC))
     with get_client(sync_client=True) as client:
         names = [client.read_flow_run(run).name for run in (failed, crashed)]
-    own = [each for each in told(home) if each[1].partition(" ")[0] in names]
+    own = [each for each in notices(home) if each[1].partition(" ")[0] in names]
     assert own == [
         (FAILED, f"{names[0]} (toy): DataError: row 3 lacks 'prompt'"),
         (CRASHED, f"{names[1]} (toy): exit code 137"),
@@ -330,7 +330,7 @@ def test_a_scheduled_run_that_did_not_start_before_the_next_one_is_told_once(hom
         for _ in range(2):
             (line,) = report_missed(client, home, pool)
             assert planned[0].name in line
-    ((event, text),) = told(home)
+    ((event, text),) = notices(home)
     assert event == MISSED
     assert text.startswith(f"{planned[0].name} (nightly): the run of ") and text.endswith("before the next one was due")
 

@@ -52,7 +52,7 @@ def _no_run_is_left(services: Services) -> Iterator[None]:
 
 
 def test_every_background_service_of_the_server_runs_without_an_error(services: Services) -> None:
-    def said(pattern: str) -> set[str]:
+    def output(pattern: str) -> set[str]:
         return set(re.findall(pattern, services.log("prefect")))
 
     for _, module, _ in pkgutil.iter_modules(known.__path__):
@@ -61,10 +61,10 @@ def test_every_background_service_of_the_server_runs_without_an_error(services: 
     least = {"schedule_deployments", "monitor_late_runs", "monitor_expired_leases"}
 
     def enabled() -> set[str]:
-        return periodic & said(r" \* (\w+)\(")
+        return periodic & output(r" \* (\w+)\(")
 
-    wait_until(lambda: least <= enabled() <= said(r"[↩↫] \[[^]]*\] (\w+)"), seconds=END, what="through all of them")
-    assert said(r".*(?:ERROR|CRITICAL|Traceback).*") == set()
+    wait_until(lambda: least <= enabled() <= output(r"[↩↫] \[[^]]*\] (\w+)"), seconds=END, what="through all of them")
+    assert output(r".*(?:ERROR|CRITICAL|Traceback).*") == set()
 
 
 def test_an_interval_schedule_fires_once_a_slot_through_restarts_and_an_outage(services: Services) -> None:

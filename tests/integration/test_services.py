@@ -45,7 +45,7 @@ def services() -> Iterator[Services]:
 
 
 @pytest.fixture(scope="module")
-def told(services: Services) -> Iterator[list[dict[str, Any]]]:
+def notices(services: Services) -> Iterator[list[dict[str, Any]]]:
     """Return the messages to the webhook."""
     with receiver(services.webhook) as received:
         yield received
@@ -224,7 +224,7 @@ def test_a_snapshot_of_new_preferences_retrains_the_champion(services: Services,
 
 
 def test_a_failed_gate_and_a_failed_canary_call_the_webhook(
-    services: Services, told: list[dict[str, Any]], tmp_path: Path
+    services: Services, notices: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     (tmp_path / "data").mkdir()
     data = write_data(tmp_path / "data")
@@ -232,14 +232,14 @@ def test_a_failed_gate_and_a_failed_canary_call_the_webhook(
     gate = services.submit("prepare-data/prepare-data", *data, preset="retrain")
     done = services.deploy("online-rl/grpo", *SMALL, *WRONG_VERIFIER, preset="tiny")
     assert done.returncode == 1, done.stdout + done.stderr
-    refused = wait_for(told, FAILED, text="prepare-data retrain (prepare-data): ConfigError: preset has 1 error")
+    refused = wait_for(notices, FAILED, text="prepare-data retrain (prepare-data): ConfigError: preset has 1 error")
     assert "prompts.jsonl" in refused["text"]
     assert refused["url"].endswith(gate)
-    assert wait_for(told, FAILED, text="grpo tiny (grpo): CanaryError: the reward")["run"] == "grpo tiny"
+    assert wait_for(notices, FAILED, text="grpo tiny (grpo): CanaryError: the reward")["run"] == "grpo tiny"
 
 
 def test_a_refused_challenger_and_a_stopped_run_call_the_webhook(
-    services: Services, told: list[dict[str, Any]], tmp_path: Path
+    services: Services, notices: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     done = services.deploy("retrain/retrain", *write_data(tmp_path / "data"), *SPOIL, preset="retrain")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -248,7 +248,7 @@ def test_a_refused_challenger_and_a_stopped_run_call_the_webhook(
         "online-rl/grpo", *SMALL, *WRECKED, "stages.grpo.checkpoints.every_iterations=1", preset="tiny"
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    refused, stopped = wait_for(told, "rlcore.promotion.refused"), wait_for(told, "rlcore.health.stopped")
+    refused, stopped = wait_for(notices, "rlcore.promotion.refused"), wait_for(notices, "rlcore.health.stopped")
     assert refused["text"].startswith(f"{NAME}/3: Refused: ")
     assert re.search(r"^grpo of tiny: stopped after iteration \d+: .*the result is iteration \d+", stopped["text"])
 
@@ -275,7 +275,7 @@ promote(home, tracker, second, over=first)
 
 
 def test_a_version_becomes_champion_by_a_signature_in_the_form_and_every_act_calls_the_webhook(
-    services: Services, told: list[dict[str, Any]], tmp_path: Path
+    services: Services, notices: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     key = make_key(tmp_path, "anna")
     ask_for_approvals(Home(services.home), allowed(key))
@@ -285,14 +285,14 @@ def test_a_version_becomes_champion_by_a_signature_in_the_form_and_every_act_cal
     )
     done = services.deploy("promote/promote", *SMALL, *asking, "name=signed", preset="tiny")
     assert done.returncode == 0, done.stdout + done.stderr
-    awaits = wait_for(told, "rlcore.promotion.awaits", text="signed-sft/1: ")
+    awaits = wait_for(notices, "rlcore.promotion.awaits", text="signed-sft/1: ")
     assert "rlcore approve signed-sft/1 --reason" in awaits["text"]
     with pytest.raises(urllib.error.HTTPError):  # nobody is champion yet
         services.champion("signed-sft")
     document = statement(Home(services.home), "signed-sft/1", "approve", "read fifty answers")
     given = {"version": "signed-sft/1", "document": document.strip(), "signature": sign(document, key)}
     run = services.submit("approve/approve", **given)
-    promoted = wait_for(told, "rlcore.promotion.promoted", text="signed-sft/1: approved by anna: read fifty")
+    promoted = wait_for(notices, "rlcore.promotion.promoted", text="signed-sft/1: approved by anna: read fifty")
     assert promoted["url"].endswith(run)
     assert services.champion("signed-sft") == "1"
     approval = read_entries(Home(services.home))[-2]
@@ -301,32 +301,32 @@ def test_a_version_becomes_champion_by_a_signature_in_the_form_and_every_act_cal
     ask_for_approvals(Home(services.home))
     services.python(TWO_CHAMPIONS, str(tmp_path), served=True)
     services.submit("rollback/rollback", model="two", version=2, reason="answers are rude")
-    back = wait_for(told, "rlcore.promotion.rolled_back", text="two")
+    back = wait_for(notices, "rlcore.promotion.rolled_back", text="two")
     assert back["text"] == "two/2: answers are rude; version 1 is champion again"
     assert services.champion("two") == "1"
     assert services.python(VERIFY, served=True).splitlines()[-1] == "()"
 
 
 def test_a_failed_run_of_any_deployment_reaches_the_webhook_slack_and_the_mailbox_after_they_come_back(
-    services: Services, told: list[dict[str, Any]], tmp_path: Path
+    services: Services, notices: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     run = services.submit("rollback/rollback", model="nobody", version=1, reason="rude")
     wait_until(lambda: services.flow_run(run)["state_type"] == "FAILED", seconds=END_SECONDS, what="failed")
     waiting = services.home / "outbox"
     wait_until(lambda: any(run in path.read_text() for path in waiting.glob("*.json")), seconds=LONG, what="put")
     with receiver(services.slack) as slack, mailbox(services.mail) as mails:
-        message = wait_for(told, FAILED, text=services.flow_run(run)["name"])
+        message = wait_for(notices, FAILED, text=services.flow_run(run)["name"])
         assert "there is no champion" in message["text"] and message["url"].endswith(run)
         wait_until(lambda: not any(waiting.glob("*.json")), seconds=LONG, what="delivered")
-    assert len({each["id"] for each in told}) == len(told) == len(slack) == len(mails)
+    assert len({each["id"] for each in notices}) == len(notices) == len(slack) == len(mails)
     assert {each["To"] for each in mails} == {"team@example.org"}
 
 
-def wait_for(told: list[dict[str, Any]], event: str, *, text: str = "") -> dict[str, Any]:
+def wait_for(notices: list[dict[str, Any]], event: str, *, text: str = "") -> dict[str, Any]:
     """The newest message about an event whose text begins so."""
 
     def found() -> list[dict[str, Any]]:
-        return [each for each in told if each["event"] == event and each["text"].startswith(text)]
+        return [each for each in notices if each["event"] == event and each["text"].startswith(text)]
 
     wait_until(lambda: bool(found()), seconds=END_SECONDS, what=f"told of {event}")
     return found()[-1]

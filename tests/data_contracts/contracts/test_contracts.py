@@ -23,7 +23,7 @@ from rlcore.data_contracts.contracts import (
     rollouts,
     search_corpus,
 )
-from rlcore.data_contracts.contracts.benchmark_records import BENCHMARK_RECORDS
+from rlcore.data_contracts.contracts.benchmark_records import CONTRACT as BENCHMARK_RECORDS
 from rlcore.data_contracts.contracts.contract import (
     WHOLE_FRAME,
     Contract,

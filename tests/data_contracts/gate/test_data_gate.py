@@ -361,8 +361,8 @@ def test_every_row_is_accepted_or_quarantined_and_none_twice(changes: list[dict[
     assert result.report.accepted + result.report.quarantined == len(rows)
     assert result.report.quarantined == sum(bool(change) for change in changes)
     assert len({one.origin.line for one in result.quarantine}) == len(result.quarantine)
-    sound = {f"p{n}" for n, change in enumerate(changes) if not change}
-    assert set(result.kept["pair_id"]) == (sound if result.report.passed else set())
+    valid = {f"p{n}" for n, change in enumerate(changes) if not change}
+    assert set(result.kept["pair_id"]) == (valid if result.report.passed else set())
 
 
 def test_rankings_in_which_all_are_tied_leave_nothing_and_the_refusal_says_so() -> None:

@@ -26,9 +26,9 @@ COMMANDS = sorted(name for name in app if not name.startswith("-"))
 
 def test_without_a_command_the_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
-    said = capsys.readouterr().out
-    assert [command for command in COMMANDS if command not in said] == []
-    assert "RLCORE_HOME" in said
+    output = capsys.readouterr().out
+    assert [command for command in COMMANDS if command not in output] == []
+    assert "RLCORE_HOME" in output
 
 
 @pytest.mark.parametrize("command", COMMANDS)

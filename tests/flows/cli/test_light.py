@@ -58,11 +58,11 @@ def test_results_are_shown_without_a_library(micro_home: Path) -> None:
 
 def test_a_run_of_cached_stages_starts_no_prefect_and_writes_its_report(micro_home: Path) -> None:
     before = set(micro_home.glob("reports/*/report.html"))
-    said, imported = run(micro_home, *flows_arguments("run"), RLCORE_ENGINE="prefect")
+    output, imported = run(micro_home, *flows_arguments("run"), RLCORE_ENGINE="prefect")
     assert "prefect" not in imported
     assert (micro_home / "prefect" / "prefect.db").stat().st_size == 0  # made for its owner, and never used
     (report,) = set(micro_home.glob("reports/*/report.html")) - before
-    assert str(report) in said
+    assert str(report) in output
     assert "<title>tiny: run report</title>" in report.read_text()
 
 

@@ -18,7 +18,7 @@ from rlcore.tasks.store.storage import read_table
 
 def rows(path: Path, *others: str, count: int = 50) -> Path:
     """A file of sound prompts, with other lines at its end."""
-    sound = [
+    valid = [
         {
             "prompt_id": f"q{i}",
             "messages": [{"role": "user", "content": f"{i} + 1?"}],
@@ -27,7 +27,7 @@ def rows(path: Path, *others: str, count: int = 50) -> Path:
         }
         for i in range(count)
     ]
-    path.write_text("".join(line + "\n" for line in (*map(json.dumps, sound), *others)))
+    path.write_text("".join(line + "\n" for line in (*map(json.dumps, valid), *others)))
     return path
 
 
@@ -41,8 +41,8 @@ def test_a_sound_file_is_accepted_and_a_tenth_of_it_held_out(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = rows(tmp_path / "my rows.jsonl")
-    code, said = checked(capsys, path, "--contract", "prompts")
-    assert (code, said) == (
+    code, output = checked(capsys, path, "--contract", "prompts")
+    assert (code, output) == (
         0,
         f"my rows: 45 for training, 5 held out, 0 unused, 0 quarantined (prompts/v1 from {path.name})\n",
     )
@@ -52,20 +52,20 @@ def test_refused_rows_are_shown_with_line_field_and_reason_and_counted(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     empty = json.dumps({"prompt_id": "x", "messages": [], "reference": "1", "task": "s"})
-    code, said = checked(capsys, rows(tmp_path / "mine.jsonl", "{broken", empty), "--contract", "prompts")
+    code, output = checked(capsys, rows(tmp_path / "mine.jsonl", "{broken", empty), "--contract", "prompts")
     assert code == 1
-    assert "mine: REFUSED: the dataset breaks prompts/v1: 2 of 52 rows (3.8%) are quarantined" in said
-    assert "\n    line 52, messages: must be filled turns" in said
+    assert "mine: REFUSED: the dataset breaks prompts/v1: 2 of 52 rows (3.8%) are quarantined" in output
+    assert "\n    line 52, messages: must be filled turns" in output
     assert len((home.root / "checks" / "mine" / "quarantine.jsonl").read_text().splitlines()) == 2
 
-    code, said = checked(capsys, rows(tmp_path / "mine.jsonl", "{broken", count=400), "--contract", "prompts")
+    code, output = checked(capsys, rows(tmp_path / "mine.jsonl", "{broken", count=400), "--contract", "prompts")
     assert code == 0
-    assert "mine: 360 for training, 40 held out, 0 unused, 1 quarantined" in said
-    assert "\n  1 x malformed JSON" in said
+    assert "mine: 360 for training, 40 held out, 0 unused, 1 quarantined" in output
+    assert "\n  1 x malformed JSON" in output
 
     rows(tmp_path / "mine2.jsonl", "{broken")
-    code, said = checked(capsys, tmp_path / "mine*.jsonl", "--contract", "prompts")
-    assert "\n    mine2.jsonl, line 51, row: malformed JSON" in said
+    code, output = checked(capsys, tmp_path / "mine*.jsonl", "--contract", "prompts")
+    assert "\n    mine2.jsonl, line 51, row: malformed JSON" in output
 
 
 def ungradable(count: int) -> list[str]:
@@ -81,11 +81,11 @@ def ungradable(count: int) -> list[str]:
 def test_references_that_grade_nobody_are_named_where_it_is_not_known_who_grades(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, said = checked(capsys, rows(tmp_path / "mine.jsonl", *ungradable(3)), "--contract", "prompts")
+    code, output = checked(capsys, rows(tmp_path / "mine.jsonl", *ungradable(3)), "--contract", "prompts")
     assert code == 0
-    assert "warning: 3 references grade no answer" in said
+    assert "warning: 3 references grade no answer" in output
     for number, reason in enumerate(("is not an answer: 'proof'", "is not an answer: 'notfound'", "has no value")):
-        assert f"row bad{number}: no answer can be graded with it: it {reason}" in said
+        assert f"row bad{number}: no answer can be graded with it: it {reason}" in output
 
 
 def test_where_math_compares_with_them_they_are_quarantined(
@@ -93,10 +93,10 @@ def test_where_math_compares_with_them_they_are_quarantined(
 ) -> None:
     path = rows(tmp_path / "mine.jsonl", *ungradable(3), count=400)
     own = f"data.prompts.adapter=prompts data.prompts.path={path} data.prompts.num_train=60 data.prompts.num_eval=10"
-    code, said = checked(capsys, "tiny", "--set", own)
-    assert (code, "3 quarantined" in said) == (0, True), said
-    assert "3 x no answer can be graded with it" in said
-    assert "is not an answer: 'proof'" in said.replace("\\'", "'")
+    code, output = checked(capsys, "tiny", "--set", own)
+    assert (code, "3 quarantined" in output) == (0, True), output
+    assert "3 x no answer can be graded with it" in output
+    assert "is not an answer: 'proof'" in output.replace("\\'", "'")
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_what_cannot_be_checked_is_one_error(
 ) -> None:
     rows(tmp_path / "mine.jsonl")
     monkeypatch.chdir(tmp_path)
-    found, said = checked(capsys, *arguments)
-    assert (found, "Traceback" in said) == (code, False)
-    assert text in said and said.count("fix:") < 2
+    found, output = checked(capsys, *arguments)
+    assert (found, "Traceback" in output) == (code, False)
+    assert text in output and output.count("fix:") < 2
 
 
 def test_the_data_sets_of_a_preset_are_said_with_what_is_used_and_what_is_over(
@@ -135,16 +135,18 @@ def test_the_data_sets_of_a_preset_are_said_with_what_is_used_and_what_is_over(
     own = f"data.prompts.adapter=prompts data.prompts.path={path} data.prompts.num_train=60 data.prompts.num_eval=10"
     small = "data.demonstrations.num_train=20 data.demonstrations.num_eval=4"
     sampled = "data.preferences.adapter=policy data.preferences.policy=sft"
-    code, said = checked(capsys, "tiny", "--set", f"{own} {small} {sampled}")
+    code, output = checked(capsys, "tiny", "--set", f"{own} {small} {sampled}")
     assert code == 0
-    lines = said.splitlines()
+    lines = output.splitlines()
     assert lines[0] == f"prompts: 60 for training, 10 held out, 30 unused, 0 quarantined (prompts/v1 from {path.name})"
     assert lines[1].startswith("demonstrations: 20 for training, 4 held out, 0 unused")
     assert lines[-1] == "preferences: sampled from the policy 'sft' in the run"
 
-    code, said = checked(capsys, "tiny", "--set", f"data.prompts.path={path} {small} {sampled}")
+    code, output = checked(capsys, "tiny", "--set", f"data.prompts.path={path} {small} {sampled}")
     assert code == 1
-    assert f"prompts: REFUSED: path = '{path}': the adapter 'rlcore.examples.arithmetic:ADAPTER' reads no file" in said
+    assert (
+        f"prompts: REFUSED: path = '{path}': the adapter 'rlcore.examples.arithmetic:ADAPTER' reads no file" in output
+    )
 
 
 PRESET = """
