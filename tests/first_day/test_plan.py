@@ -120,7 +120,7 @@ def test_a_valid_preset_is_planned_with_memory_disk_and_time_as_far_as_it_is_kno
     ],
     ids=["learning_rate", "source"],
 )
-def test_nothing_is_said_of_the_value_that_stands_in_for_a_wrong_one(
+def test_the_value_that_replaces_a_wrong_one_gets_no_error_of_its_own(
     project: Path, capsys: pytest.CaptureFixture[str], preset: str, error: str
 ) -> None:
     Path("mine.toml").write_text(preset)
@@ -411,7 +411,7 @@ def test_rows_of_the_hub_are_tried_where_its_cache_has_them(
     assert list(output.lines) == [address.partition("=")[2]]
 
 
-def test_rows_that_only_the_run_fetches_are_said_to_be_unchecked_and_a_malformed_address_is_an_error(
+def test_rows_that_only_the_run_fetches_are_not_checked_and_a_malformed_address_is_an_error(
     project: Path, hub: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     note = "data.prompts.path: not checked: the run fetches these rows, the hub's cache on this machine has none"
@@ -509,7 +509,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
-def test_each_error_is_told_once(project: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+def test_each_error_is_printed_once(project: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
     Path("mine.toml").write_text(text)
     assert main(["plan", "mine.toml"]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("    ")]
@@ -543,7 +543,7 @@ print(codes, [name for name in {HEAVY!r} if name in sys.modules], file=sys.stder
     assert done.stderr.splitlines()[-1] == f"{[2 if words else 0 for _, words in LIGHT]} []"
 
 
-def test_a_wrong_key_beside_rows_and_a_model_is_said_before_these_are_checked(project: Path) -> None:
+def test_a_wrong_key_is_printed_before_rows_and_model_are_checked(project: Path) -> None:
     """Without the heavy libraries the check of rows and model fails; the key has been named by then."""
     code = f"""
 import sys

@@ -296,7 +296,7 @@ def test_a_server_that_does_not_answer_is_named_before_anything_runs(tmp_path: P
 
 
 @pytest.mark.slow
-def test_episodes_call_the_server_and_are_told_what_it_says(url: str, tmp_path: Path) -> None:
+def test_episodes_call_the_server_and_read_its_answer(url: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     done = run_warm(mcp_arguments("run", url), environment(home), ROOT)
     assert done.returncode == 0, done.stderr

@@ -123,7 +123,7 @@ def on_full_disk(folder: Path, after: str, command: list[str]) -> subprocess.Com
 @pytest.mark.parametrize(
     "after", ["home/mlflow.db", "home/cache/import_sft", "home/cache/sft", "home/work/*/checkpoints"]
 )
-def test_a_disk_that_becomes_full_is_said_whatever_is_being_written(tmp_path: Path, after: str) -> None:
+def test_a_full_disk_is_named_whatever_is_being_written(tmp_path: Path, after: str) -> None:
     if on_full_disk(tmp_path, "home", [sys.executable, "-c", ""]).returncode:
         pytest.skip("mounting a small file system in a user namespace is not allowed on this machine")
     refused(on_full_disk(tmp_path, after, flows_command("run")), "full", str(tmp_path))

@@ -154,7 +154,7 @@ def test_without_the_harness_the_run_ends_before_anything_is_trained(tmp_path: P
 
 
 @needs_the_harness
-def test_tasks_are_asked_told_and_guard_a_promotion(tmp_path: Path) -> None:
+def test_benchmark_tasks_are_asked_and_guard_a_promotion(tmp_path: Path) -> None:
     home = ran(tmp_path, "skills")
     records = read_table(folder(home, "skills") / "records.parquet")
     assert records.groupby("task").size().to_dict() == {"sum_answer": 8, "sum_choice": 8}

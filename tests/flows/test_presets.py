@@ -146,7 +146,7 @@ def test_a_strange_preset_is_refused_with_its_file(tmp_path: Path, text: bytes) 
     assert str(path) in str(caught.value)
 
 
-def test_a_byte_order_mark_and_windows_line_ends_are_no_fault(tmp_path: Path) -> None:
+def test_a_byte_order_mark_and_windows_line_ends_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "preset.toml"
     path.write_bytes(b"\xef\xbb\xbf" + TINY.replace(b"\n", b"\r\n"))
     assert open_preset(str(path)) == open_preset("tiny")

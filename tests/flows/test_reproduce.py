@@ -34,7 +34,7 @@ def scratch_homes(home: Home) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_a_run_comes_out_the_same_once_more_and_what_has_changed_is_said_before_any_work(
+def test_a_run_is_reproduced_and_changes_are_named_before_any_work(
     tracked_home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_targets("retrain", write_data(tmp_path / "data"), ["grpo"])

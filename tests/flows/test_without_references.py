@@ -85,7 +85,7 @@ def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(tmp_path / "talk.toml")
 
 
-def test_rewards_without_references_just_work_and_no_accuracy_is_told(tracked_home: Home, preset: str) -> None:
+def test_rewards_work_without_references_and_no_accuracy_is_reported(tracked_home: Home, preset: str) -> None:
     targets = every_target(preset, ())
     assert "evaluation: no accuracy on prompts, whose rows have no references" in plan_run(preset, (), targets).lines
     refs = run_targets(preset, (), targets)

@@ -121,7 +121,7 @@ def test_both_servers_ask_for_a_password_and_check_host_and_origin(layout: Layou
     assert "basic-auth" in rows["mlflow"]
 
 
-def test_files_of_runs_go_where_the_user_has_said_and_into_the_folder_else(
+def test_files_of_runs_go_to_the_configured_destination_or_into_the_folder(
     layout: Layout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_layout(layout)
@@ -319,7 +319,7 @@ def server(*, lost: int = 0, limit: int | None = 1) -> Callable[..., Any]:
         (lambda *_: None, [f"0 of {ALL} deployments", "0 of 3 automations", "no limit of the queue gpu"]),
     ],
 )
-def test_what_the_server_lacks_is_named_and_it_counts_as_not_told(
+def test_what_the_server_lacks_is_named_and_it_counts_as_unconfigured(
     provisioned: Layout, monkeypatch: pytest.MonkeyPatch, answers: Callable[..., Any], lacking: list[str]
 ) -> None:
     monkeypatch.setattr(provision, "ask", answers)

@@ -294,7 +294,7 @@ def test_one_run_whose_state_cannot_be_set_keeps_no_other_dead_and_does_not_keep
     assert notices(home)[0][1].endswith("its process died; it resumes from the cache and its newest checkpoint")
 
 
-def test_a_run_of_any_deployment_that_failed_or_crashed_for_good_is_told_once(
+def test_a_failed_run_of_any_deployment_is_reported_once(
     home: Home, pool: Callable[..., UUID], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = pool(Pending(), Running(), Failed(message="DataError: row 3 lacks 'prompt'"), tags=())
@@ -312,7 +312,7 @@ def test_a_run_of_any_deployment_that_failed_or_crashed_for_good_is_told_once(
     ]
 
 
-def test_a_scheduled_run_that_did_not_start_before_the_next_one_is_told_once(home: Home) -> None:
+def test_a_scheduled_run_that_did_not_start_before_the_next_one_is_reported_once(home: Home) -> None:
     begin = datetime.now(UTC) - timedelta(hours=3)
     with get_client(sync_client=True) as client:
         pool = client.create_work_pool(WorkPoolCreate(name="late-pool", type="process"), overwrite=True).name

@@ -37,7 +37,7 @@ def checked(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, s
     return code, captured.out + captured.err
 
 
-def test_a_sound_file_is_accepted_and_a_tenth_of_it_held_out(
+def test_a_valid_file_is_accepted_and_a_tenth_of_it_held_out(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = rows(tmp_path / "my rows.jsonl")
@@ -128,7 +128,7 @@ def test_what_cannot_be_checked_is_one_error(
     assert text in output and output.count("fix:") < 2
 
 
-def test_the_data_sets_of_a_preset_are_said_with_what_is_used_and_what_is_over(
+def test_datasets_of_a_preset_are_printed_with_used_and_unused_rows(
     home: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = rows(tmp_path / "mine.jsonl", count=100)
