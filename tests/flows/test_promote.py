@@ -98,6 +98,12 @@ def verdict(home: Home, refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
     return loaded
 
 
+def warnings_of(caplog: pytest.LogCaptureFixture) -> set[str]:
+    """Warnings of the promotion, each once."""
+    records = [each for each in caplog.records if each.name == "rlcore.promotion" and each.levelno == logging.WARNING]
+    return {each.getMessage() for each in records}
+
+
 def aliases(home: Home) -> dict[str, int]:
     tracker = open_tracker(home)
     found = {alias: find_version(tracker, NAME, alias) for alias in (CHAMPION, CHALLENGER, PREVIOUS, CANDIDATE)}
@@ -105,13 +111,20 @@ def aliases(home: Home) -> dict[str, int]:
 
 
 def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_down_stays_down(
-    promoting: Home, run: Run, trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    promoting: Home,
+    run: Run,
+    trained: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    caplog.set_level("WARNING", logger="rlcore.promotion")
+    logger = logging.getLogger("rlcore.promotion")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])  # whatever an earlier test has set
+    monkeypatch.setattr(logger, "propagate", False)
     first = verdict(promoting, run(WRONG))
     assert first["sentence"] == "Passed: the first champion, within every limit."
     assert aliases(promoting) == {CHAMPION: 1}
-    (line,) = (record.getMessage() for record in caplog.records if record.name == "rlcore.promotion")
+    (line,) = warnings_of(caplog)
     assert line.startswith("first champion of tiny-sft: no earlier one to beat, and its accuracy 0.000 is not shown ")
     assert "above its base's 0.000 (difference +0.000, 95 % interval [" in line
     caplog.clear()
@@ -142,7 +155,7 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
     assert mine["sft"] == refs["sft"]  # from the cache
     champion = find_version(open_tracker(promoting), "mine v1.2-sft", CHAMPION)
     assert champion is not None and champion.sha256 == refs["sft"].sha256
-    assert [record for record in caplog.records if record.name == "rlcore.promotion"] == []  # right in every answer
+    assert not warnings_of(caplog)  # right in every answer
     other = run_promotion(str(tmp_path / "mine.toml"), overrides_of(trained, WRONG))
     assert verdict(promoting, other)["look"] == 3  # at the same prompts, under another name
 
