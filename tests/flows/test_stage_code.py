@@ -1,4 +1,4 @@
-"""What the key of a stage counts: its code and its settings, the machine if it computes, and nothing else."""
+"""Content of the key of a stage: its code and its settings, the machine if it computes, and nothing else."""
 
 from __future__ import annotations
 

@@ -28,12 +28,12 @@ LOOSE: dict[str, Any] = {"max_tokens": 60, "max_quarantined": 1.0}
 COWS = "A farmer has 12 cows and sells 5 of them"
 
 
-def turns(*turns: str) -> list[dict[str, str]]:
+def conversation(*turns: str) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[place % 2], "content": turn} for place, turn in enumerate(turns)]
 
 
 def prompt(name: str, *turns: str, **changes: Any) -> dict[str, Any]:
-    return {"prompt_id": name, "messages": turns(*turns), "reference": "7", "task": "t", **changes}
+    return {"prompt_id": name, "messages": conversation(*turns), "reference": "7", "task": "t", **changes}
 
 
 def others(**changes: Any) -> list[dict[str, Any]]:
@@ -66,7 +66,7 @@ def test_a_row_that_is_near_is_held_out_where_we_divide() -> None:
     for place in range(7):
         rows = others()
         rows.insert(place, prompt("near", f"Well {COWS}"))
-        result = gate_rows(rows, "prompts", evaluated=[turns(COWS)], **LOOSE)
+        result = gate_rows(rows, "prompts", evaluated=[conversation(COWS)], **LOOSE)
         assert not result.quarantine
         assert apart(result) == 1.0
         assert result.kept.set_index("prompt_id").loc["near", "split"] == "eval"

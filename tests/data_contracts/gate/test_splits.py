@@ -1,4 +1,4 @@
-"""Which rows count, and on which side: equal rows, contradictions, and splits."""
+"""Rows that count, and their side: equal rows, contradictions, and splits."""
 
 from __future__ import annotations
 
