@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 
 from rlcore.config import HardwareConfig
 from rlcore.flows.presets import open_preset
-from rlcore.models.memory_meter import weight_bytes
-from rlcore.models.runtime import Runtime
 from rlcore.models.lora import AdaptedModel, add_lora
+from rlcore.models.memory_meter import weight_bytes
 from rlcore.models.reward_ensemble import RewardModel, load_reward_model
+from rlcore.models.runtime import Runtime
 from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.steps.rewards import open_reward_models
 from rlcore.tasks.steps.runtime import open_runtime
