@@ -149,7 +149,7 @@ ROWS = [
     ("no answer", rows(reference="proof"), (), "", ["no answer can be graded with it"]),
     ("one of sixty", [*rows()[1:], *rows(reference=4)[:1]], (), "", ["max_quarantined = 0.01 allows"]),
     ("no column to drop", rows(note="x"), ("drop_columns=['nte']",), ".drop_columns", ["did you mean 'note'?"]),
-    ("no document of a row", rows(note="x"), ("group_column='page'",), ".group_column", ["a row has no value of 'page'"]),
+    ("no document", rows(note="x"), ("group_column='page'",), ".group_column", ["a row has no value of 'page'"]),
 ]
 
 

@@ -175,6 +175,14 @@ def test_more_than_a_tenth_of_failed_agents_end_the_run(
         assert [isinstance(group[0], FailedRollout) for group in made] == [True] * 2 + [False] * 18
 
 
+def test_one_failed_agent_ends_no_run_however_small_the_batch(
+    tokenizer: ChatTokenizer, make_prompts: Callable[..., list[Prompt]]
+) -> None:
+    prompts = [dataclasses.replace(each, prompt_id=f"p-{n}") for n, each in enumerate(make_prompts("1", "2", "3"))]
+    made = sample(Parrot(tokenizer), tokenizer, prompts, agent(SOME_FAIL.format(1)))
+    assert [isinstance(group[0], FailedRollout) for group in made] == [True, False, False]
+
+
 def test_no_more_agents_run_than_allowed(tokenizer: ChatTokenizer, prompts: list[Prompt], tmp_path: Path) -> None:
     code = f"""
         mine = Path({str(tmp_path)!r}, str(os.getpid()))

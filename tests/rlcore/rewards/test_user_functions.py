@@ -122,6 +122,10 @@ def test_what_cannot_be_served_is_refused_with_the_reason(name: str, what: str) 
         reward(name)
 
 
+def test_what_the_trainer_adds_keeps_its_default(rollouts: list[Rollout]) -> None:
+    assert [score.value for score in reward("with_log")(rollouts)] == [0.0, 0.0]
+
+
 def test_a_row_is_the_same_in_another_process_and_its_changes_stay_with_the_reader(rollouts: list[Rollout]) -> None:
     (first, _) = decode(encode(rollouts))
     assert first == rollouts[0]
