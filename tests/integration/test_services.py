@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from rlcore.algorithms.table import ALGORITHMS
 from rlcore.tasks.promotion.approval import statement
 from rlcore.tasks.run.reconciliation import FAILED
 from rlcore.tasks.store.approvers import sign
@@ -34,6 +35,8 @@ RESUME_SECONDS = 300.0  # from the kill of worker and flow until the run continu
 END_SECONDS = 420.0
 # Sums are no procedural problems. Another rate: what is evaluated does not train a finished stage anew.
 WRONG_VERIFIER = ("evaluation.verifiers=[{kind='procedural'}]", "stages.grpo.learning_rate=2e-4")
+
+FOREIGN = ("stages.ppo.", "stages.reward_model.", "data.preferences.")  # what the preset `distil` has not
 
 Deployed = Mapping[str, subprocess.CompletedProcess[str]]
 
@@ -133,6 +136,15 @@ def test_the_embedded_records_move_to_the_server_under_their_ids(services: Servi
 @pytest.mark.parametrize("deployment", ["reward-model/reward-model", "online-rl/ppo", "online-rl/grpo"])
 def test_a_deployment_runs_through_the_worker(deployed: Deployed, deployment: str) -> None:
     done = deployed[deployment]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "finished successfully" in done.stdout
+
+
+@pytest.mark.parametrize("algorithm", sorted(ALGORITHMS.keys() - {"ppo", "grpo"}))
+def test_every_other_algorithm_runs_by_its_deployment(services: Services, deployed: Deployed, algorithm: str) -> None:
+    stage = "ppo" if algorithm == "ppo_penalty" else "distil" if algorithm == "distil" else "grpo"
+    small = [each for each in SMALL if algorithm != "distil" or not each.startswith(FOREIGN)]
+    done = services.deploy(f"online-rl/{algorithm}", *small, f"stages.{stage}.num_iterations=1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "finished successfully" in done.stdout
 
