@@ -170,6 +170,11 @@ def test_a_dump_without_a_database_of_the_last_one_is_refused(services: Path, tr
         make_dump(tracked_home)
 
 
+def test_dumps_of_services_alone_are_left_to_them(services: Path, home: Home) -> None:
+    make_dump(home)
+    assert restore_dump(home).startswith("`make services` loads mlflow.dump, prefect.dump and draws new passwords\n")
+
+
 def test_a_database_that_does_not_answer_ends_the_dump(services: Path, tracked_home: Home) -> None:
     (services.parent / "bin" / "pg_dump").write_text("#!/bin/sh\necho 'connection refused' >&2\nexit 1\n")
     with pytest.raises(ServiceError, match="pg_dump of the database mlflow failed: connection refused"):
