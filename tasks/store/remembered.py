@@ -65,8 +65,9 @@ def remembering(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        kept = _kept(path)
-        if not _USED.keys() <= kept.keys():
+        if not _USED.keys() <= _kept(path).keys():
+            _kept.cache_clear()  # another process may have added its own meanwhile
+            kept = _kept(path)
             with suppress(StorageError, OSError):
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_json(_USED if len(kept) >= _MOST else kept | _USED, path)

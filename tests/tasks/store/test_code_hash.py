@@ -239,7 +239,8 @@ from rlcore.tasks.store.settings import find_home
 import facts
 
 with remembering(find_home().source_facts):
-    print(facts.shout(sys.argv[1]))
+    print(facts.shout(sys.argv[1]), flush=True)
+    sys.stdin.read()
 """
 
 
@@ -259,11 +260,29 @@ def ask(tmp_path: Path, memo_home: Home) -> Callable[[str], list[str]]:
         variables = os.environ | {"RLCORE_HOME": str(memo_home.root), "PYTHONPATH": str(tmp_path)}
         variables["PYTHONDONTWRITEBYTECODE"] = "1"  # Python's own compiled files are known by time and size
         done = subprocess.run(
-            [sys.executable, "-c", ASK, text], capture_output=True, text=True, env=variables, check=True
+            [sys.executable, "-c", ASK, text],
+            capture_output=True,
+            text=True,
+            env=variables,
+            check=True,
+            stdin=subprocess.DEVNULL,
         )
         return done.stdout.split()
 
     return in_a_process
+
+
+def test_what_others_found_while_a_process_ran_stays(
+    ask: Callable[[str], list[str]], tmp_path: Path, memo_home: Home
+) -> None:
+    variables = os.environ | {"RLCORE_HOME": str(memo_home.root), "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-c", ASK, "slow"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=variables) as slow:
+        assert slow.stdout is not None and slow.stdout.readline() == "computed\n"
+        assert slow.stdout.readline() == "SLOW\n"  # it has read the memo, and writes at its end
+        assert ask("quick") == ["computed", "QUICK"]
+        slow.communicate("")
+    assert [ask("quick"), ask("slow")] == [["QUICK"], ["SLOW"]]
 
 
 def test_what_a_process_found_is_known_to_the_next(ask: Callable[[str], list[str]]) -> None:
