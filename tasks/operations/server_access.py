@@ -16,6 +16,7 @@ HOST = "127.0.0.1"
 WEB, SESSIONS = "web", "mlflow_sessions"  # names of passwords: the user's, and the key of MLflow's forms
 _NAMES = (HOST, "localhost")
 _SCRIPT = Path(__file__).with_name("prefect_server.py")
+_CHECK = "rlcore.tasks.tracking.mlflow_access:authenticate"
 _CACHE_SECONDS = 60  # seconds for which MLflow caches a password check, which costs tens of milliseconds
 
 
@@ -58,6 +59,7 @@ def mlflow_variables(folder: Path, port: int, passwords: Mapping[str, str]) -> d
         "default_permission = READ",
         f"database_uri = sqlite:///{folder / 'mlflow-users.db'}",
         f"auth_cache_ttl_seconds = {_CACHE_SECONDS}",
+        f"authorization_function = {_CHECK}",
     )
     write_private(settings, "\n".join(lines) + "\n")
     return {

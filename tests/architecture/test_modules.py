@@ -9,7 +9,7 @@ from tests.architecture.source_files import ROOT, imported, modules, nodes
 
 _TRACKING = (
     "runs", "mlflow_model", "registry", "registration", "errors", "traces", "database", "datasets", "retry", "past",
-    "retention", "files",
+    "retention", "files", "mlflow_access",
 )  # fmt: skip
 IMPORTERS = {  # the only files that may import a library, so that it can be replaced or left out in one place
     "mlflow": {f"tasks/tracking/{name}.py" for name in _TRACKING},

@@ -24,8 +24,9 @@ TOKEN = "t" * 32
 HEADER = {"X-Rlcore-Client": TOKEN}
 # What a person does, in order; the output says what the server refused. Needs a folder, and a model's name.
 WORK = """
-import sys
+import json, sys
 from pathlib import Path
+from mlflow.utils.rest_utils import http_request
 from rlcore.errors import ServiceError
 from rlcore.tasks.store.settings import find_home, prepare_environment
 from rlcore.tasks.tracking.champion import find_champion
@@ -61,6 +62,11 @@ if name != "theirs":
     refused(lambda: client.set_registered_model_tag("theirs", "approvals", "0"))
     refused(lambda: client.delete_model_version_tag("theirs", "2", "rolled_back"))
     refused(lambda: client.delete_model_version("theirs", "1"))
+    client.create_registered_model(f"{name}2")
+    host, where = tracker.client._tracking_client.store.get_host_creds(), "/api/2.0/mlflow/registered-models/alias"
+    question, kind = f"?name={name}2&alias=champion", {"Content-Type": "text/plain"}
+    subject = json.dumps({"name": "theirs", "alias": "champion"})
+    print(http_request(host, where + question, "DELETE", data=subject, extra_headers=kind).status_code)
 """
 
 
@@ -102,8 +108,9 @@ def test_nobody_but_the_worker_and_the_administrator_moves_a_champion(services: 
         output[name] = work(alone(services, login(services, name, may)), tmp_path / name, f"{name}s").splitlines()
         assert "team" in output[name][0]
         assert output[name][1] == "champion 1"
-        assert len(output[name]) == 9
-        assert all(f"does not allow this to the user {name}" in line for line in output[name][4:]), output[name]
+        assert len(output[name]) == 10
+        assert all(f"does not allow this to the user {name}" in line for line in output[name][4:9]), output[name]
+        assert output[name][9] == "400"  # one model in the address, for the check; another in the content, for the act
     assert "does not allow this to the user ben" in output["ben"][2]
     assert output["anna"][2] == "done"  # she logs runs
     assert services.champion("theirs") == "1"

@@ -22,6 +22,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from flask import Flask
 from prefect.settings import (
     PREFECT_SERVER_API_AUTH_STRING,
     PREFECT_SERVER_CORS_ALLOWED_ORIGINS,
@@ -38,6 +39,7 @@ from rlcore.tasks.operations.service_checks import check_services
 from rlcore.tasks.operations.ui_servers import run_until_interrupt
 from rlcore.tasks.store.doctor import DoctorCheck
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.tracking import mlflow_access
 from tests.http_servers import free_port
 from tests.waiting import LONG, until_ended
 
@@ -129,6 +131,23 @@ def test_mlflow_asks_for_the_password_that_its_clients_have_and_trusts_its_own_p
     assert not any(secret in settings.read_text() for secret in KNOWN.values())
     command = mlflow_command(5001, "--serve-artifacts")
     assert command[command.index("--app-name") + 1] == "basic-auth"
+
+
+def test_mlflow_refuses_a_request_that_its_check_of_permissions_and_its_act_read_differently(tmp_path: Path) -> None:
+    read = configparser.ConfigParser()
+    read.read(mlflow_variables(tmp_path, 5001, KNOWN)["MLFLOW_AUTH_CONFIG_PATH"])
+    authenticate = mlflow_access.authenticate
+    assert read["mlflow"]["authorization_function"] == f"{authenticate.__module__}:{authenticate.__name__}"
+
+    def is_refused(method: str, **sent: Any) -> bool:
+        with Flask("server").test_request_context("/registered-models/delete?name=own", method=method, **sent) as context:
+            return mlflow_access.is_ambiguous(context.request)
+
+    theirs = json.dumps({"name": "theirs"})
+    assert is_refused("DELETE", data=theirs, content_type="text/plain")
+    assert is_refused("DELETE", data=theirs)
+    assert not is_refused("DELETE", data=theirs, content_type="application/json")
+    assert not (is_refused("DELETE") or is_refused("GET") or is_refused("POST", data=theirs))
 
 
 def test_the_interfaces_print_one_password_and_start_both_servers_with_it(
