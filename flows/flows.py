@@ -178,7 +178,7 @@ def retrain(preset: Preset = "retrain", overrides: Overrides = ()) -> Retraining
 
 @flow(name="rollback", flow_run_name="rollback {model} {version}", persist_result=False)
 def rollback(
-    model: Annotated[str, Field(min_length=1)],
+    model: Annotated[str, Field(pattern=r"^[^/:]+$")],
     version: Annotated[int, Field(ge=1)],
     reason: Annotated[str, Field(min_length=1)],
 ) -> str:

@@ -105,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 128 + signal.SIGPIPE
         named = f": {str(error.filename)[:_MAX_NAME]}" if error.filename else ""
         return _refuse("the operating system", f"{error.strerror or error}{named}", FAILURE)
+    except UnicodeEncodeError as error:  # bytes of the command line
+        return _refuse("usage", f"not UTF-8: {error.object[error.start :][:_MAX_NAME]}", USAGE_ERROR)
     except KeyboardInterrupt as error:
         from rlcore.tasks.run.interrupts import end_interrupted
 

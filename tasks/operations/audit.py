@@ -22,7 +22,6 @@ from rlcore.tasks.tracking.champion import (
     changed_text,
     is_approved,
     is_move,
-    model_of,
     moved_text,
     number_of,
 )
@@ -44,7 +43,7 @@ def audit_table(home: Home, subject: str = "") -> str:
         StorageError: nothing was run in this state directory, or a line is no entry.
     """
     require_made(home)
-    found = [each for each in read_entries(home) if subject in ("", each.subject, each.subject.rpartition("/")[0])]
+    found = [each for each in read_entries(home) if subject in ("", each.subject, each.model)]
     if not found:
         return f"no entries{subject and f' about {subject}'} in {audit_path(home)}\n"
     rows = [(str(each.number), each.time[:16], each.subject, each.action, _who(each), _what(each)) for each in found]
@@ -66,7 +65,10 @@ def audit_errors(home: Home) -> tuple[tuple[str, ...], int]:
     if errors := chain_errors(home):
         return errors, 0
     entries = read_entries(home)
-    found = [*_signature_errors(entries), *_promotion_errors(entries), *_alias_errors(entries, tracker)]
+    try:
+        found = [*_signature_errors(entries), *_promotion_errors(entries), *_alias_errors(home, entries, tracker)]
+    except (KeyError, ValueError, TypeError) as error:
+        found = [f"{audit_path(home).name}: an entry lacks what rlcore writes ({error!r})"]
     return tuple(found), len(entries)
 
 
@@ -85,7 +87,8 @@ def file_errors(home: Home) -> tuple[str, ...]:
 def _who(entry: AuditEntry) -> str:
     actor = entry.actor
     local = f"{actor.get('user', '?')}@{actor.get('host', '?')}"
-    return actor.get("principal") or (f"{actor['flow_run']} ({local})" if "flow_run" in actor else local)
+    who = actor.get("principal") or (f"{actor['flow_run']} ({local})" if "flow_run" in actor else local)
+    return shown(who, max_chars=_LONGEST)
 
 
 def _what(entry: AuditEntry) -> str:
@@ -133,27 +136,32 @@ def _promotion_errors(entries: Sequence[AuditEntry]) -> Iterator[str]:
         if is_needed and not is_approved(entries[:place], each.subject, each.details):
             yield f"entry {each.number}: {each.subject} was promoted without an approval"
         if is_move(each):
-            now = (model_of(each), str(each.details["to"]), str(each.details["artifact"]))
+            now = (each.model, str(each.details["to"]), str(each.details["artifact"]))
             if each.action == ROLLBACK and now not in made:
                 yield f"entry {each.number}: a rollback to version {now[1]} of {now[0]}, which no entry promoted"
             made.add(now)
         ruled = each if rules else ruled
 
 
-def _alias_errors(entries: Sequence[AuditEntry], tracker: Tracker) -> Iterator[str]:
+def _names(home: Home) -> set[str]:
+    """Return the names under which presets that were run here register: who makes a model in MLflow may remove tags."""
+    return {f"{path.name}-{path.parent.name}" for path in home.cache.glob("*/*") if path.is_dir()}
+
+
+def _alias_errors(home: Home, entries: Sequence[AuditEntry], tracker: Tracker) -> Iterator[str]:
     """Yield moves of a champion that the log lacks: seen by an entry, or by the registry now."""
     last: dict[str, AuditEntry] = {}
     seen: dict[str, str] = {}
     for each in entries:
         if not is_move(each) and each.action != AWAIT:
             continue
-        name, found = model_of(each), champion_before(each)
+        name, found = each.model, champion_before(each)
         if found != seen.get(name, NOBODY):
             yield f"entry {each.number}, {moved_text(name, found, last.get(name))} before; {_FOUND_LATE}"
         seen[name] = each.details["to"] if is_move(each) else found
         if is_move(each):
             last[name] = each
-    registered = champions(tracker, {model_of(each) for each in entries} - {""})
+    registered = champions(tracker, {each.model for each in entries} | _names(home))
     for name in sorted(registered.keys() | last.keys()):
         version, move = registered.get(name), last.get(name)
         present = number_of(version)

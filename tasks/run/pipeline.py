@@ -32,9 +32,8 @@ from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.shared import open_shared_store
 from rlcore.tasks.tracking.lineage import read_records
-from rlcore.tasks.tracking.mlflow_model import Package, files_below
+from rlcore.tasks.tracking.mlflow_model import PAST, Package, files_below
 from rlcore.tasks.tracking.model_card import refresh_cards, write_cards
-from rlcore.tasks.tracking.past import PAST
 from rlcore.tasks.tracking.registration import register_model
 from rlcore.tasks.tracking.registry import find_by_sha256
 from rlcore.tasks.tracking.runs import RunTracker, Tracker, open_tracker

@@ -22,8 +22,8 @@ from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_column, read_json, write_json, write_table
 from rlcore.tasks.tracking.lineage import Ancestor, ancestry, find_lineage, nodes, read_records, record_of
+from rlcore.tasks.tracking.mlflow_model import PAST
 from rlcore.tasks.tracking.past import (
-    PAST,
     PROMPTS,
     REPORT,
     SEEN_DIGITS,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from rlcore.choices import choices
 from rlcore.data_contracts.adapters import convert
 from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.adapters.targets import Kind
@@ -27,10 +28,16 @@ from rlcore.data_contracts.gate.token_budget import TokenMeter
 from rlcore.errors import DataError
 from rlcore.tasks.presets.data import HUB, POLICY, DatasetConfig
 from rlcore.tasks.presets.graph import NO_GRADERS, Graders
+from rlcore.tasks.steps.code_tasks import test_suite_filter
 from rlcore.tasks.steps.data_source import check_options, contract_errors, hub_parts, hub_snapshot, resolve_adapter
-from rlcore.tasks.steps.screens import SCREENS
+from rlcore.tasks.steps.references import references_screen
 from rlcore.tasks.store.storage import table_writer, write_bytes, write_json
 from rlcore.types import Message
+
+# Trials of reference answers by the grader, and of code tasks by their solutions.
+SCREENS: Mapping[str, Callable[..., AbstractContextManager[RowFilter | None]]] = choices(
+    "data.screen", {"none": nullcontext, "references": references_screen, "tests": test_suite_filter}
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,10 +25,10 @@ import tomllib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 from rlcore.errors import ConfigError, PromotionError, shown
-from rlcore.strict_config import PositiveInt, build
+from rlcore.strict_config import between, build
 from rlcore.tasks.store.settings import Home
 
 FILE = "promotion.toml"
@@ -43,7 +43,7 @@ _FINGERPRINT = re.compile(r"\bSHA256:\S+")
 @dataclass(frozen=True, kw_only=True)
 class _File:
     approvers: tuple[str, ...]
-    days: PositiveInt = 7
+    days: Annotated[int, between(1, 3650)] = 7
 
     def __post_init__(self) -> None:
         if wrong := [line for line in self.approvers if len(line.split()) < _SIGNER or len(line.splitlines()) > 1]:
@@ -93,8 +93,9 @@ def _read_own(path: Path) -> bytes:
         own, folder = os.fstat(file.fileno()), path.parent.stat()
         if own.st_uid != folder.st_uid:
             _refuse(path, "it does not belong to the account that owns the state directory", "chown it")
-        for each, mode in ((path, own.st_mode), (path.parent, folder.st_mode)):
-            if mode & _SHARED and not mode & stat.S_ISVTX:
+        is_kept = folder.st_mode & stat.S_ISVTX  # others write such a folder, and replace no file of its owner
+        for each, mode in ((path, own.st_mode), (path.parent, 0 if is_kept else folder.st_mode)):
+            if mode & _SHARED:
                 _refuse(each, "others than its owner can write it", f"chmod go-w {each}")
         return file.read()
 

@@ -21,6 +21,7 @@ from typing import Any
 from rlcore.errors import StorageError
 from rlcore.tasks.store.disk import sync
 from rlcore.tasks.store.locks import file_lock
+from rlcore.tasks.store.passwords import private_file
 from rlcore.tasks.store.settings import Home
 
 _START = ""  # digest before the first entry
@@ -49,6 +50,11 @@ class AuditEntry:
     details: Mapping[str, Any]
     previous: str
     digest: str = field(default="")
+
+    @property
+    def model(self) -> str:
+        """Registered model of the subject; empty for the state directory."""
+        return self.subject.rpartition("/")[0]
 
     def computed_digest(self) -> str:
         """Return the digest that the other fields have."""
@@ -98,8 +104,9 @@ def record_action(
             "previous": entries[-1].digest if entries else _START,
         }
         entry = AuditEntry(**values, digest=AuditEntry(**values).computed_digest())
+        private_file(path)
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(entry), ensure_ascii=False) + "\n")
+            file.write(_line(entry) + "\n")
             file.flush()
             os.fsync(file.fileno())
         sync(path.parent)  # where the first entry makes the file
@@ -122,8 +129,8 @@ def chain_errors(home: Home) -> tuple[str, ...]:
         entries = read_entries(home)
     except StorageError as error:
         return (error.what,)
-    for place, entry in enumerate(entries, start=1):
-        if entry.digest != entry.computed_digest():
+    for place, (entry, line) in enumerate(zip(entries, _lines(path), strict=False), start=1):
+        if entry.digest != entry.computed_digest() or _line(entry).encode(errors="surrogatepass") != line:
             errors.append(f"{path.name}, line {place}: the entry was changed after it was written")
         if (entry.number, entry.previous) != (place, previous):
             errors.append(f"{path.name}, line {place}: entry {entry.number} does not follow the line before it")
@@ -131,14 +138,23 @@ def chain_errors(home: Home) -> tuple[str, ...]:
     return tuple(errors)
 
 
+def _line(entry: AuditEntry) -> str:
+    return json.dumps(asdict(entry), ensure_ascii=False)
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Return all lines but an unfinished last one."""
+    return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+
+
 def _parse(path: Path) -> Iterator[AuditEntry]:
-    if not path.exists():
-        return
-    *lines, _unfinished = path.read_bytes().split(b"\n")
-    for place, line in enumerate(lines, start=1):
+    for place, line in enumerate(_lines(path), start=1):
         try:
-            yield AuditEntry(**json.loads(line))
-        except (ValueError, TypeError) as error:
+            entry = AuditEntry(**json.loads(line))
+            if not isinstance(entry.details, dict) or not isinstance(entry.actor, dict):
+                raise TypeError
+            yield entry
+        except (ValueError, TypeError, RecursionError) as error:
             raise StorageError(
                 f"{path.name}, line {place}: not an entry of the audit log",
                 where=str(path),

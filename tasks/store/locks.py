@@ -106,7 +106,7 @@ def is_held(path: Path) -> bool:
 def _acquire(path: Path, *, wait: bool) -> int | None:
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise to_storage_error("make", path, error) from error
         try:

@@ -272,7 +272,8 @@ def _tighten(home: Home) -> None:
     user, others may traverse it but see nothing of it.
     """
     private_file(home.prefect / "prefect.db")  # Prefect's server would make it for everybody
-    for path in (home.root, *_folders(home), *home.root.glob("*.db"), *home.root.glob("*/*.db")):
+    own = [path for path in home.root.iterdir() if path.is_dir() and not path.is_symlink() and path.name != "services"]
+    for path in (home.root, *_folders(home), *own, *home.root.glob("*.db"), *home.root.glob("*/*.db")):
         mode = path.stat().st_mode
         allowed = _PRIVATE | stat.S_IXOTH if path == home.root and _is_passed(home) else _PRIVATE
         if mode & 0o077 & ~allowed and not mode & stat.S_ISVTX:  # such as /tmp, which is everybody's

@@ -27,6 +27,7 @@ from rlcore.tasks.tracking.registry import (
     CHAMPION,
     PREVIOUS,
     ModelVersion,
+    as_tag,
     find_number,
     find_version,
     read_tags,
@@ -45,7 +46,6 @@ JUDGED = ("artifact", "verdict", "champion")  # details of a request that decisi
 NOBODY = "none"  # the champion before the first promotion
 _VERDICT, _AWAITS = "verdict", "awaits"  # tags of a version, as the two below
 _PROMOTED_OVER, _ROLLED_BACK = "promoted_over", "rolled_back"
-_MAX_TAG = 5000  # characters of a tag in MLflow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Grounds:
     @property
     def tags(self) -> dict[str, str]:
         """Tags of the version that was compared."""
-        return {_VERDICT: self.sentence[:_MAX_TAG]}
+        return {_VERDICT: self.sentence}
 
     def details(self, version: ModelVersion) -> dict[str, Any]:
         """Return the details of an audit entry about ``version``."""
@@ -82,17 +82,12 @@ def number_of(version: ModelVersion | None) -> str:
 
 def last_move(home: Home, name: str) -> AuditEntry | None:
     """Return the newest entry that moved the champion of a registered model."""
-    return next((each for each in reversed(read_entries(home)) if is_move(each) and model_of(each) == name), None)
+    return next((each for each in reversed(read_entries(home)) if is_move(each) and each.model == name), None)
 
 
 def is_move(entry: AuditEntry) -> bool:
     """Return True if the act of an entry moved the champion."""
     return entry.action in (PROMOTE, ROLLBACK)
-
-
-def model_of(entry: AuditEntry) -> str:
-    """Return the registered model of an entry about a version."""
-    return entry.subject.rpartition("/")[0]
 
 
 def open_request(entries: Sequence[AuditEntry], name: str) -> list[AuditEntry]:
@@ -101,7 +96,7 @@ def open_request(entries: Sequence[AuditEntry], name: str) -> list[AuditEntry]:
     A later request, move of the champion or refusal of the candidate makes a request void.
     """
     found: list[AuditEntry] = []
-    for each in (entry for entry in entries if model_of(entry) == name):
+    for each in (entry for entry in entries if entry.model == name):
         is_candidate = bool(found) and each.subject == found[0].subject
         if each.action == AWAIT:
             found = [each]
@@ -155,7 +150,7 @@ def promote(
             "to": str(version.version),
             "approvals": list(grounds.approvals),
             "rules": read_approvers(home).sha256,
-            "sentence": grounds.sentence[:_MAX_TAG],
+            "sentence": grounds.sentence,
         }
         _require_approved(home, version, details)
         entry = record_action(home, PROMOTE, subject_of(version), details, actor=actor)
@@ -230,7 +225,7 @@ def roll_back(
         if previous is None or CLEANED in read_tags(tracker, previous):
             what = f"version {version} is the first champion: there is none before it"
             raise PromotionError(what, where=where, fix="promote another version first")
-        details = {"artifact": previous.sha256, "to": str(previous.version), "reason": reason}
+        details = {"artifact": previous.sha256, "to": str(previous.version), "reason": as_tag(reason)}
         entry = record_action(home, ROLLBACK, subject, details, actor=actor)
         _apply_move(home, tracker, entry, previous)
     return previous, entry
@@ -282,14 +277,14 @@ def _to(move: AuditEntry | None) -> str:
 
 def _move_before(home: Home, name: str, number: str) -> AuditEntry | None:
     """Return the move that made the champion before version ``number``; the log decides, not the alias ``previous``."""
-    moves = [each for each in reversed(read_entries(home)) if is_move(each) and model_of(each) == name]
+    moves = [each for each in reversed(read_entries(home)) if is_move(each) and each.model == name]
     over = next((champion_before(each) for each in moves if each.action == PROMOTE and _to(each) == number), NOBODY)
     return next((each for each in moves if _to(each) == over), None)
 
 
 def _made_champion(tracker: Tracker, move: AuditEntry) -> ModelVersion | None:
     """Return the version that a move made champion, or None if MLflow lacks it; refuse another one of its number."""
-    version = find_number(tracker, model_of(move), _to(move))
+    version = find_number(tracker, move.model, _to(move))
     if version and (what := changed_text(version, move)):
         fix = "restore MLflow's database, or give the preset another name"
         raise PromotionError(what, where=f"registered model {version.name}", fix=fix)

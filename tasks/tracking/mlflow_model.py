@@ -8,6 +8,8 @@ has no effect there.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlcore.errors import ModelError, StorageError
-from rlcore.tasks.store.artifacts import MANIFEST, file_errors, listed_files
+from rlcore.tasks.store.artifacts import MANIFEST, file_errors, file_sha256, listed_files
 from rlcore.tasks.store.storage import link_or_copy
 
 if TYPE_CHECKING:
@@ -28,8 +30,14 @@ if TYPE_CHECKING:
 CARD, DATA_CARD = "model_card.md", "data_card.md"
 CLEANED = "cleaned"
 """Tag of a version whose weights were removed, with the date."""
+PACKAGE = "package"
+"""Tag of a version with the digest of its files beside the weights."""
+PAST = "past"
+"""Name of the folder of a version's record of data, and of the tag with the record's digest."""
 _MLMODEL, _LICENCE = "MLmodel", "LICENSE.txt"
 _CHECKPOINT, _TOKENIZER = "model", "components/tokenizer"  # MLflow's names for the two
+# Not in that digest: what has its own, the card, which later results change, and MLflow's note of a download.
+_OTHERS = (_CHECKPOINT, PAST, CARD, "registered_model_meta")
 WEIGHTS = (_CHECKPOINT, "components")
 """Folders of a version with what its artifact has too; its cards and records are beside them."""
 _WEIGHTS = ".safetensors"
@@ -99,6 +107,13 @@ def write_package(package: Package, name: str, folder: Path, model: LoggedModel)
             _link(path.parent, (temporary / name).parent, [Path(path.name)])
         (temporary / CARD).write_text(package.cards.model, encoding="utf-8")  # MLflow omits the header
         (temporary / DATA_CARD).write_text(package.cards.data, encoding="utf-8")
+
+
+def package_sha256(folder: Path) -> str:
+    """Return the digest of a package's files beside the weights: MLflow's own, the tokenizer, the card of the data."""
+    files = files_below(folder).items()
+    listed = [(name, file_sha256(path)) for name, path in files if name.partition("/")[0] not in _OTHERS]
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
 def require_files(uri: str, tags: Mapping[str, str]) -> None:

@@ -18,11 +18,10 @@ from rlcore.tasks.store.artifacts import file_errors, file_sha256
 from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import link_or_copy, read_json, write_json
+from rlcore.tasks.tracking.mlflow_model import PAST
 from rlcore.tasks.tracking.registry import ModelVersion, read_tags, set_tags
 from rlcore.tasks.tracking.runs import Tracker
 
-PAST = "past"
-"""Name of the folder of a version's record, and of the tag with the record's digest."""
 REPORT, PROMPTS = "report.json", "prompts.parquet"
 SEEN_DIGITS = 16
 """Hexadecimal digits of a training prompt's hash: 64 bits distinguish prompts."""

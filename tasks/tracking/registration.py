@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.tracking.files import local_path
-from rlcore.tasks.tracking.mlflow_model import Package, write_package
+from rlcore.tasks.tracking.mlflow_model import PACKAGE, Package, package_sha256, write_package
 from rlcore.tasks.tracking.registry import ModelVersion, as_version
 from rlcore.tasks.tracking.retry import ignore_existing
 from rlcore.tasks.tracking.runs import RunTracker
@@ -34,8 +34,9 @@ def register_model(
     model = _begun(run, label, tags["sha256"]) or client.create_logged_model(
         run.experiment_id, name=label, source_run_id=run.run_id, tags=dict(tags), model_type="checkpoint"
     )
-    if str(model.status) != "READY":
+    if PACKAGE not in model.tags:
         _store(run, package, name, model)
+    if str(model.status) != "READY":
         client.finalize_logged_model(model.model_id, "READY")
     if model.model_id not in {output.model_id for output in _outputs(run)}:
         client.log_outputs(run.run_id, [LoggedModelOutput(model.model_id, step=0)])
@@ -45,7 +46,8 @@ def register_model(
         name,
         f"models:/{model.model_id}",
         run_id=run.run_id,
-        tags={**tags, "model_id": model.model_id},  # a version in a database does not keep the id itself
+        # A version in a database does not keep the id itself. Who logs runs can change a logged model's tags later.
+        tags={**tags, "model_id": model.model_id, PACKAGE: client.get_logged_model(model.model_id).tags[PACKAGE]},
         model_id=model.model_id,
     )
     return as_version(version)
@@ -68,7 +70,10 @@ def _store(run: RunTracker, package: Package, name: str, model: LoggedModel) -> 
     if (folder := local_path(model.artifact_location)) is not None:
         if not folder.exists():  # complete, from a call that was killed afterwards
             write_package(package, name, folder, model)
-        return
-    with scratch_folder(find_home().work) as temporary:  # the artifacts' disk: weights are links
-        write_package(package, name, temporary / name, model)
-        run.client.log_model_artifacts(model.model_id, str(temporary / name))
+        digest = package_sha256(folder)
+    else:
+        with scratch_folder(find_home().work) as temporary:  # the artifacts' disk: weights are links
+            write_package(package, name, temporary / name, model)
+            run.client.log_model_artifacts(model.model_id, str(temporary / name))
+            digest = package_sha256(temporary / name)
+    run.client.set_logged_model_tags(model.model_id, {PACKAGE: digest})

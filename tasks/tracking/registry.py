@@ -13,12 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlcore.errors import ModelError
+from rlcore.errors import ModelError, shown
 from rlcore.tasks.store.artifacts import MANIFEST
+from rlcore.tasks.store.audit_log import read_entries
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home, find_home
 from rlcore.tasks.tracking.database import database_of, stored_version, stored_versions
-from rlcore.tasks.tracking.mlflow_model import CLEANED, checkpoint_in, require_files, verified_checkpoint
+from rlcore.tasks.tracking.mlflow_model import (
+    CLEANED,
+    PACKAGE,
+    checkpoint_in,
+    package_sha256,
+    require_files,
+    verified_checkpoint,
+)
 from rlcore.tasks.tracking.retry import none_if_missing
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
@@ -29,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 CHAMPION, CHALLENGER, PREVIOUS, CANDIDATE = "champion", "challenger", "previous", "candidate"
 _MODELS = "models:/"
+_MAX_TAG = 5000  # characters of a tag in MLflow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +72,9 @@ def download_model(uri: str, folder: Path) -> Path:
     if "sha256" not in tags:
         logger.warning("%s was not registered by rlcore, so its files have no digest to compare with", uri)
         return checkpoint_in(files)
+    if tags.get(PACKAGE) not in (None, package_sha256(files)):
+        what = "the registered model is not what was registered: a file beside the weights is damaged"
+        raise ModelError(what, where=uri, fix="restore MLflow's files of this version from a backup")
     manifest = home.root / tags.get("artifact", "") / MANIFEST
     return verified_checkpoint(files, sha256=tags["sha256"], manifest=manifest, uri=uri)
 
@@ -88,7 +100,12 @@ def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None
 def champions(tracker: Tracker, known: Collection[str] = ()) -> dict[str, ModelVersion]:
     """Return the champion of each registered model that is ``known``, or of which rlcore registered a version."""
     own = {each.name for each in pages(tracker.client.search_model_versions) if "sha256" in each.tags}
-    return {name: found for name in sorted({*own, *known}) if (found := find_version(tracker, name, CHAMPION))}
+    named = {each.name: each.aliases.get(CHAMPION) for each in pages(tracker.client.search_registered_models)}
+    return {
+        name: as_version(tracker.client.get_model_version(name, str(named[name])))
+        for name in sorted({*own, *known})
+        if named.get(name)
+    }
 
 
 def find_number(tracker: Tracker, name: str, number: str) -> ModelVersion | None:
@@ -139,7 +156,12 @@ def read_tags(tracker: Tracker, version: ModelVersion) -> dict[str, str]:
 def set_tags(tracker: Tracker, version: ModelVersion, tags: Mapping[str, str]) -> None:
     """Add or change tags of a version."""
     for name, value in tags.items():
-        tracker.client.set_model_version_tag(version.name, str(version.version), name, value)
+        tracker.client.set_model_version_tag(version.name, str(version.version), name, as_tag(value))
+
+
+def as_tag(text: str) -> str:
+    """Return a text as every database of MLflow takes it for a tag: short, and without control characters."""
+    return shown(text, max_chars=_MAX_TAG)
 
 
 def remove_tag(tracker: Tracker, version: ModelVersion, name: str) -> None:
@@ -157,18 +179,19 @@ def count_look(home: Home, tracker: Tracker, name: str, *, data: str, pair: str)
     """Return the number of this look at the held-out prompts, from 1; the same pair at the same prompts keeps it.
 
     Looks of all registered models count together, because trying ten models under ten names finds a "better" one as
-    easily. They are tags of the registered model ``name``: ``look.<data>.<pair>``, with truncated digests.
+    easily. They are tags of the registered model ``name``: ``look.<data>.<pair>``, with truncated digests. Models that
+    the audit log does not name are not counted: whoever has a user of MLflow can make one with such tags.
     """
     with registry_lock(home):
-        prefix = f"look.{data}."
+        prefix, own = f"look.{data}.", {name, *(each.model for each in read_entries(home))}
         known = {
-            tag.removeprefix(prefix): int(number)
+            tag.removeprefix(prefix): number
             for model in pages(tracker.client.search_registered_models)
             for tag, number in model.tags.items()
-            if tag.startswith(prefix)
+            if model.name in own and tag.startswith(prefix)
         }
-        if pair in known:
-            return known[pair]
+        if known.get(pair, "").isdecimal():
+            return max(1, int(known[pair]))
         look = 1 + len(known)
         tracker.client.set_registered_model_tag(name, f"{prefix}{pair}", str(look))
     return look

@@ -131,6 +131,7 @@ def test_parameters_that_a_preset_has_are_taken(flow: str, parameters: dict[str,
         ("compare", {"preset": "tiny", "checkpoint": "sft"}, "'checkpoint' was unexpected"),
         ("retrain", {"preset": "retrain", "cfg": {}}, "'cfg' was unexpected"),
         ("rollback", {"model": "m", "version": 1, "reason": "r", "force": True}, "'force' was unexpected"),
+        ("rollback", {"model": "tiny/2", "version": 1, "reason": "r"}, "does not match"),
         *(
             (flow, {"version": "tiny-grpo/4", "document": "{}"}, "'signature' is a required property")
             for flow in DECISIONS

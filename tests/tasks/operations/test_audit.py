@@ -115,8 +115,9 @@ def test_a_replaced_champion_is_found(tracked_home: Home, tracker: Tracker, vers
     assert error.startswith(f"{NAME}: version 2 has the artifact evil, and by entry 4 (promote) b: it was changed")
 
 
+@pytest.mark.parametrize("name", ["model/config.json", "MLmodel", "components/tokenizer/tokenizer.json"])
 def test_files_that_somebody_overwrote_under_a_champion_are_found(
-    tracked_home: Home, tracker: Tracker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tracked_home: Home, tracker: Tracker, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     """As whoever may write to an experiment of MLflow can, without any right on the registered model."""
     ref = register_toy(tracked_home)
@@ -125,10 +126,10 @@ def test_files_that_somebody_overwrote_under_a_champion_are_found(
     promote(tracked_home, tracker, version, over=None)
     assert main(["audit", "verify"]) == 0
     folder = download_artifacts(f"models:/{version.name}/{version.version}")
-    config = Path(folder) / "model" / "config.json"
-    text = config.read_text()
-    config.unlink()  # a hard link to the stage's artifact
-    config.write_text(text + " ")
+    file = Path(folder) / name
+    text = file.read_text()
+    file.unlink()  # a hard link to the stage's artifact
+    file.write_text(text + " ")
     capsys.readouterr()
     assert main(["audit", "verify"]) == 1
     assert f"{version.name}: version 1 is champion; the registered model is not what was" in capsys.readouterr().out
@@ -144,6 +145,25 @@ def test_a_champion_without_its_digest_is_found_if_the_log_knows_the_model(
     set_alias(tracker, others[0], CHAMPION)
     (error,) = audit_errors(tracked_home)[0]
     assert error.startswith("own-grpo: version 1 is champion, and by the audit log no version is")
+
+
+def test_a_champion_without_its_digest_is_found_if_a_preset_that_was_run_has_its_name(
+    tracked_home: Home, tracker: Tracker
+) -> None:
+    """As one who made the registered model before the worker can remove the tags of its versions."""
+    version = find_by_sha256(tracker, "toy-sft", register_toy(tracked_home).sha256)
+    assert version is not None
+    remove_tag(tracker, version, "sha256")
+    set_alias(tracker, version, CHAMPION)
+    (error,) = audit_errors(tracked_home)[0]
+    assert error.startswith("toy-sft: version 1 is champion, and by the audit log no version is")
+
+
+def test_the_name_of_a_flow_run_adds_no_line_to_the_table(tracked_home: Home, versions: list[ModelVersion]) -> None:
+    name = "promote\n9  2026-11-29T09:00  tiny-grpo/3  approve  anna\x1b[31m"
+    record_action(tracked_home, "refuse", f"{NAME}/3", {}, actor={**ANNA, "flow_run": name})
+    table = audit_table(tracked_home)
+    assert (len(table.splitlines()), "\x1b" in table) == (5, False)
 
 
 def test_a_model_that_was_never_promoted_has_no_champion(tracked_home: Home, tracker: Tracker, tmp_path: Path) -> None:
@@ -176,6 +196,8 @@ UNSIGNED: list[tuple[Change, str]] = [
     ),
     (lambda every: [*every[:3], _changed(every[3], rules="")], "was promoted without the approvers of entry 2"),
     (lambda every: [*every[:3], _changed(every[3], artifact="c")], "was promoted without an approval"),
+    (lambda every: [*every[:2], {**every[2], "details": {}}, every[3]], "an entry lacks what rlcore writes"),
+    (lambda every: [*every[:2], {**every[2], "time": "soon"}, every[3]], "an entry lacks what rlcore writes"),
     (lambda every: [*every[:3], {**every[1], "subject": f"{NAME}/3"}, every[3]], "was promoted without an appr"),
     (lambda every: [*every[:3], {**every[2], "action": "reject"}, every[3]], "was promoted without an approval"),
     (

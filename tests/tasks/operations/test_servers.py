@@ -140,7 +140,7 @@ def test_mlflow_refuses_a_request_that_its_check_of_permissions_and_its_act_read
     assert read["mlflow"]["authorization_function"] == f"{authenticate.__module__}:{authenticate.__name__}"
 
     def is_refused(method: str, **sent: Any) -> bool:
-        with Flask("server").test_request_context("/registered-models/delete?name=own", method=method, **sent) as context:
+        with Flask("server").test_request_context("/delete?name=own", method=method, **sent) as context:
             return mlflow_access.is_ambiguous(context.request)
 
     theirs = json.dumps({"name": "theirs"})

@@ -16,6 +16,7 @@ import pytest
 from mlflow import MlflowClient
 
 from rlcore.errors import ConfigError, PromotionError
+from rlcore.flows.cli.app import main
 from rlcore.flows.presets import open_preset
 from rlcore.tasks.operations.audit import audit_errors
 from rlcore.tasks.promotion import approval, promotion
@@ -36,6 +37,7 @@ from rlcore.tasks.tracking.registry import (
     ModelVersion,
     find_version,
     read_tags,
+    remove_tag,
     set_tags,
 )
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
@@ -158,6 +160,21 @@ def test_a_version_that_passed_awaits_a_person_and_is_champion_when_one_has_sign
     assert (stated["verdict"], stated["reason"]) == (promoted.details["verdict"], "read fifty answers")
     assert office.tag(2, "awaits") == ""
     assert audit_errors(office.home) == ((), 4)
+
+
+def test_a_version_that_was_rolled_back_needs_another_approval(office: Office) -> None:
+    office.judged(2)
+    document, signature = office.signed("anna")
+    office.hand_in("approve", 2, document, signature)
+    roll_back(office.home, office.tracker, NAME, version=2, reason="rude")
+    for removed, message in (("", "has been rolled back"), ("rolled_back", "lacks an approval")):
+        remove_tag(office.tracker, office.versions[1], removed)
+        with pytest.raises(PromotionError, match=message):
+            office.hand_in("approve", 2, document, signature)
+    assert "It awaits an approval until " in office.judged(2)
+    assert office.aliases == WAITING
+    office.decide("ben")
+    assert office.aliases[CHAMPION] == 2
 
 
 def test_a_rejection_is_final_until_there_is_a_new_verdict(office: Office) -> None:
@@ -333,6 +350,14 @@ def test_a_document_that_was_changed_after_it_was_signed_is_refused(office: Offi
     assert office.aliases == PROMOTED
 
 
+def test_a_reason_in_bytes_that_are_no_text_is_refused(office: Office, capsys: pytest.CaptureFixture[str]) -> None:
+    office.judged(2)
+    command = ["approve", f"{NAME}/2", "--reason", "nein \udcff", "--key", str(office.keys["anna"])]
+    assert main(command) == 2
+    assert "error (usage): not UTF-8: \\udcff" in capsys.readouterr().err
+    assert office.aliases == WAITING
+
+
 def test_a_request_expires_and_the_next_promotion_renews_it(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     class Later(datetime):
         @classmethod
@@ -380,6 +405,7 @@ def _linked(office: Office) -> None:
 UNUSABLE: list[tuple[Callable[[Office], object], str]] = [
     (lambda office: (office.home.root / "promotion.toml").chmod(0o620), "others than its owner can write it"),
     (lambda office: (office.home.root / "promotion.toml").chmod(0o602), "others than its owner can write it"),
+    (lambda office: (office.home.root / "promotion.toml").chmod(0o1602), "others than its owner can write it"),
     (lambda office: office.home.root.chmod(0o770), "others than its owner can write it"),
     (lambda office: os.chown(office.home.root / "promotion.toml", 12345, -1), "does not belong to the account"),
     (_linked, "cannot read it"),
@@ -387,6 +413,7 @@ UNUSABLE: list[tuple[Callable[[Office], object], str]] = [
     (lambda office: _lines(office, "days = 3"), "approvers"),
     (lambda office: _lines(office, "approvers = ['anna AAAA']"), "is not name, key type and key"),
     (lambda office: _lines(office, "approvers = []\nfour_eyes = true"), "four_eyes"),
+    (lambda office: _lines(office, "approvers = []\ndays = 999999999"), "must be between 1 and 3650"),
     (lambda office: (office.home.root / "promotion.toml").unlink(), "promotion.toml is missing"),
 ]
 

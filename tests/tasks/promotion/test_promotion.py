@@ -14,8 +14,9 @@ from transformers import AutoTokenizer
 from rlcore.errors import ModelError, PromotionError, StorageError
 from rlcore.flows.presets import open_preset
 from rlcore.models import saving
+from rlcore.tasks.operations.audit import audit_errors
 from rlcore.tasks.promotion.export import export_model, open_registered
-from rlcore.tasks.promotion.promotion import apply_decision, current_champion
+from rlcore.tasks.promotion.promotion import apply_decision, current_champion, take_down
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.settings import Home, configure_environment, find_home
 from rlcore.tasks.store.storage import write_json
@@ -58,6 +59,31 @@ def apply(tracked_home: Home) -> Callable[[ModelVersion, ModelVersion], str]:
         )
 
     return applied
+
+
+@pytest.mark.parametrize(
+    "reason", ["x" * 200_000, "no\0", "nein \udcff", "two\nlines"], ids=["long", "NUL", "bytes", "lines"]
+)
+def test_a_reason_that_no_tag_takes_is_shortened_before_it_is_recorded(
+    tracked_home: Home,
+    tracker: Tracker,
+    versions: list[ModelVersion],
+    apply: Callable[[ModelVersion, ModelVersion], str],
+    reason: str,
+) -> None:
+    """Or the alias never follows the log, and each later promotion fails."""
+    apply(versions[1], versions[0])
+    assert "version 1 is champion again" in take_down(tracked_home, NAME, version=2, reason=reason)
+    assert find_version(tracker, NAME, CHAMPION) == versions[0]
+    noted = read_tags(tracker, versions[1])["rolled_back"]
+    assert 0 < len(noted) <= 5000 and noted.isprintable()
+    assert audit_errors(tracked_home)[0] == ()
+
+
+@pytest.mark.parametrize("name", ["tiny/2", "../../x", "a:b", " ", "none"])
+def test_a_model_that_cannot_be_is_no_champion(tracked_home: Home, name: str) -> None:
+    with pytest.raises(PromotionError, match="there is no champion"):
+        take_down(tracked_home, name, version=1, reason="rude")
 
 
 def test_a_version_that_lost_a_race_says_so_and_is_the_challenger(

@@ -33,6 +33,7 @@ def test_entries_follow_each_other(logged_home: Home) -> None:
     assert [(each.number, each.details["to"]) for each in entries] == [(1, 1), (2, 2), (3, 3)]
     assert [each.previous for each in entries[1:]] == [each.digest for each in entries[:-1]]
     assert chain_errors(logged_home) == ()
+    assert audit_path(logged_home).stat().st_mode & 0o777 == 0o600  # signatures and people's reasons
 
 
 def test_a_repeated_act_adds_no_entry_and_another_subject_does(logged_home: Home) -> None:
@@ -68,8 +69,15 @@ def _reseal(lines: list[str]) -> list[str]:
         lambda lines: [lines[1], lines[0], lines[2]],
         lambda lines: [*lines, lines[2]],
         lambda lines: [lines[0], "{}", lines[2]],
+        lambda lines: [lines[0], lines[1].replace("{", '{"action": "approve", ', 1), lines[2]],
+        lambda lines: [lines[0], lines[1].replace(" ", "  ", 1), lines[2]],
+        lambda lines: [lines[0], "[" * 100_000, lines[2]],
+        lambda lines: [lines[0], lines[1].replace('{"to": 2}', "[]"), lines[2]],
     ],
-    ids=["edited", "edited and resealed", "first gone", "middle gone", "swapped", "repeated", "no entry"],
+    ids=[
+        *("edited", "edited and resealed", "first gone", "middle gone", "swapped", "repeated", "no entry"),
+        *("a word for people who do not parse", "a blank", "deep", "details of another type"),
+    ],
 )
 def test_a_gap_or_an_edit_is_found(logged_home: Home, tamper: Callable[[list[str]], list[str]]) -> None:
     lines = audit_path(logged_home).read_text(encoding="utf-8").splitlines()

@@ -135,7 +135,8 @@ def test_stages_engine_and_lineage_import_neither_prefect_nor_mlflow_nor_torch()
 
 def test_the_user_of_postgresql_passes_through_a_home(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "_is_passed", lambda _: True)
-    folders = (home.artifacts, home.cache, home.work, home.leases, home.prefect, home.mlartifacts)
+    home.pages.mkdir()
+    folders = (home.artifacts, home.cache, home.work, home.leases, home.prefect, home.mlartifacts, home.pages)
     for folder in (home.root, *folders):
         folder.chmod(0o755)
     configure_environment(home)

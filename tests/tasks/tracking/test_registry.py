@@ -22,6 +22,7 @@ from rlcore.models.heads import ScalarHeadModel, score_rewards
 from rlcore.models.loading import load_policy
 from rlcore.models.reward_ensemble import save_members
 from rlcore.models.reward_scale import RewardScale, RewardScales
+from rlcore.tasks.store.audit_log import record_action
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.lineage import read_records
 from rlcore.tasks.tracking.mlflow_model import Cards, Package, checkpoint_in
@@ -124,8 +125,19 @@ def test_every_new_pair_on_some_data_is_a_look(
     assert [look("d1", "b-a"), look("d1", "c-a"), look("d1", "b-a"), look("d2", "b-a")] == [1, 2, 1, 1]
     assert look("d1", "c-b") == 3
     tracker.client.create_registered_model("other")
+    for name in ("m", "other"):
+        record_action(tracked_home, "refuse", f"{name}/1", {})
     assert [look("d1", "e-d", "other"), look("d1", "e-d", "other"), look("d1", "f-a")] == [4, 4, 5]
     assert look("d1", "b-a", "other") == 1  # the very comparison, under another name
+
+
+@pytest.mark.parametrize("forged", ["1", "-2", "0", "many"])
+def test_a_model_that_somebody_made_in_mlflow_changes_no_number_of_a_look(
+    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion], forged: str
+) -> None:
+    assert count_look(tracked_home, tracker, "m", data="d1", pair="b-a") == 1
+    tracker.client.create_registered_model("own", tags={"look.d1.c-a": forged, "look.d1.d-a": "7"})
+    assert count_look(tracked_home, tracker, "m", data="d1", pair="c-a") == 2
 
 
 def test_a_version_is_found_by_the_digest_of_its_artifact(tracker: Tracker, versions: list[ModelVersion]) -> None:
