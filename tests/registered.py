@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
 
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.run.pipeline import run_pipeline
@@ -42,6 +47,41 @@ def register_versions(tracker: Tracker, folder: Path, name: str) -> list[ModelVe
     package = Package(checkpoint=folder, cards=Cards(model="", data="", license_id=""))
     run = tracker.start_run("e", "grpo", tags={})
     return [register_model(run, package, name=name, tags={"sha256": digest}) for digest in ("a", "b", "c")]
+
+
+class Killed(BaseException):
+    """End of a process at a call of MLflow."""
+
+
+def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Let the process end at a call of MLflow that writes a tag or an alias: the first is 0."""
+    done = 0
+
+    def killed_at(call: str) -> Callable[..., object]:
+        real = getattr(MlflowClient, call)
+
+        def write(*args: object, **kwargs: object) -> object:
+            nonlocal done
+            done += 1
+            if done > after:
+                raise Killed
+            return real(*args, **kwargs)
+
+        return write
+
+    removes = ("delete_registered_model_alias", "delete_model_version_tag")
+    for call in ("set_model_version_tag", "set_registered_model_tag", "set_registered_model_alias", *removes):
+        monkeypatch.setattr(MlflowClient, call, killed_at(call))
+
+
+def kills_until_done(act: Callable[[], object]) -> int:
+    """Repeat an act that is killed at each of its calls in turn; return the number of kills."""
+    for after in range(20):
+        with pytest.MonkeyPatch.context() as killed, suppress(Killed):
+            dying(killed, after)
+            act()
+            return after
+    raise AssertionError("an act without end")
 
 
 def promote(home: Home, tracker: Tracker, version: ModelVersion, *, over: ModelVersion | None) -> AuditEntry | None:

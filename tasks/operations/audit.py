@@ -144,7 +144,8 @@ def _promotion_errors(entries: Sequence[AuditEntry]) -> Iterator[str]:
 
 
 def _names(home: Home) -> set[str]:
-    """Return the names under which presets that were run here register: who makes a model in MLflow may remove tags."""
+    """Return the names under which presets that were run here register models."""
+    # Whoever made such a model in MLflow before can remove the tags by which it is known.
     return {f"{path.name}-{path.parent.name}" for path in home.cache.glob("*/*") if path.is_dir()}
 
 

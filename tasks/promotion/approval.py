@@ -51,7 +51,7 @@ ssh-keygen -Y sign -n rlcore -f ~/.ssh/id_ed25519 FILE
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """Newest request about a version, whether it is still open, the decisions on it, and a promotion that stands."""
+    """Newest request about a version, whether it is still open, and the decisions on it."""
 
     request: AuditEntry
     is_open: bool
@@ -93,7 +93,7 @@ def find_standing(home: Home, subject: str) -> Standing | None:
         is_open=open_request(every, subject.rpartition("/")[0])[:1] == [request],
         approval=first.get(APPROVE),
         rejection=first.get(REJECT),
-        promotion=None if ROLLBACK in first else first.get(PROMOTE),
+        promotion=None if ROLLBACK in first else first.get(PROMOTE),  # one that stands
     )
 
 

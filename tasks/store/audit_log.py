@@ -53,7 +53,7 @@ class AuditEntry:
 
     @property
     def model(self) -> str:
-        """Registered model of the subject; empty for the state directory."""
+        """Registered model of the subject, or empty."""
         return self.subject.rpartition("/")[0]
 
     def computed_digest(self) -> str:
@@ -143,7 +143,6 @@ def _line(entry: AuditEntry) -> str:
 
 
 def _lines(path: Path) -> list[bytes]:
-    """Return all lines but an unfinished last one."""
     return path.read_bytes().split(b"\n")[:-1] if path.exists() else []
 
 

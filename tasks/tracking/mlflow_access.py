@@ -1,9 +1,4 @@
-"""MLflow's check of passwords, which refuses what its check of permissions and its handlers read differently.
-
-A DELETE names its subject in the address for the one and in the content for the other, unless the content is declared
-as JSON: whoever may change one model could delete any other, its aliases and its tags. MLflow's settings name this
-function. This module imports MLflow alone: the servers' image has no rlcore.
-"""
+"""MLflow's check of passwords, named in its settings. The servers' image has this file, and no rlcore."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ from werkzeug.datastructures import Authorization
 
 
 def authenticate() -> Authorization | Response:
-    """Return the user of a request that both read alike; else an answer that refuses it."""
+    """Return the user of a request, or an answer that refuses it."""
     from mlflow.server.auth import authenticate_request_basic_auth  # the server itself, of which this is a part
 
     if is_ambiguous(request):
@@ -22,5 +17,7 @@ def authenticate() -> Authorization | Response:
 
 
 def is_ambiguous(asked: Request) -> bool:
-    """Return True for a DELETE whose content MLflow's handler takes for JSON although nothing says that it is."""
+    """Return True if MLflow's check of permissions and its handler read a request differently."""
+    # The check takes the subject of a DELETE from the address unless the content is declared as JSON, the handler from
+    # the content always: whoever may change one model could delete any other, its aliases and its tags.
     return asked.method == "DELETE" and not asked.is_json and bool(asked.get_data())

@@ -160,7 +160,7 @@ def set_tags(tracker: Tracker, version: ModelVersion, tags: Mapping[str, str]) -
 
 
 def as_tag(text: str) -> str:
-    """Return a text as every database of MLflow takes it for a tag: short, and without control characters."""
+    """Return a text as a tag that MLflow takes: short, without control characters."""
     return shown(text, max_chars=_MAX_TAG)
 
 
@@ -179,10 +179,10 @@ def count_look(home: Home, tracker: Tracker, name: str, *, data: str, pair: str)
     """Return the number of this look at the held-out prompts, from 1; the same pair at the same prompts keeps it.
 
     Looks of all registered models count together, because trying ten models under ten names finds a "better" one as
-    easily. They are tags of the registered model ``name``: ``look.<data>.<pair>``, with truncated digests. Models that
-    the audit log does not name are not counted: whoever has a user of MLflow can make one with such tags.
+    easily. They are tags of the registered model ``name``: ``look.<data>.<pair>``, with truncated digests.
     """
     with registry_lock(home):
+        # Models that the log does not name do not count: every user of MLflow can make one with such tags.
         prefix, own = f"look.{data}.", {name, *(each.model for each in read_entries(home))}
         known = {
             tag.removeprefix(prefix): number

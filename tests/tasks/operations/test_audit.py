@@ -62,7 +62,8 @@ def rewrite(home: Home, change: Change) -> None:
 
 
 def test_an_untouched_log_is_a_table_without_errors(tracked_home: Home, versions: list[ModelVersion]) -> None:
-    record_action(tracked_home, "gc", "home", {"bytes": 12})
+    forged = {"user": "ben", "host": "here", "flow_run": "a\n9  2026-11-29T09:00  tiny-grpo/3  approve  anna"}
+    record_action(tracked_home, "gc", "home", {"bytes": 12}, actor=forged)
     assert audit_errors(tracked_home) == ((), 5)
     rows = [line.split() for line in audit_table(tracked_home).splitlines()]
     assert [row[0] for row in rows] == ["1", "2", "3", "4", "5"]
@@ -115,9 +116,8 @@ def test_a_replaced_champion_is_found(tracked_home: Home, tracker: Tracker, vers
     assert error.startswith(f"{NAME}: version 2 has the artifact evil, and by entry 4 (promote) b: it was changed")
 
 
-@pytest.mark.parametrize("name", ["model/config.json", "MLmodel", "components/tokenizer/tokenizer.json"])
 def test_files_that_somebody_overwrote_under_a_champion_are_found(
-    tracked_home: Home, tracker: Tracker, capsys: pytest.CaptureFixture[str], name: str
+    tracked_home: Home, tracker: Tracker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As whoever may write to an experiment of MLflow can, without any right on the registered model."""
     ref = register_toy(tracked_home)
@@ -126,44 +126,31 @@ def test_files_that_somebody_overwrote_under_a_champion_are_found(
     promote(tracked_home, tracker, version, over=None)
     assert main(["audit", "verify"]) == 0
     folder = download_artifacts(f"models:/{version.name}/{version.version}")
-    file = Path(folder) / name
-    text = file.read_text()
-    file.unlink()  # a hard link to the stage's artifact
-    file.write_text(text + " ")
-    capsys.readouterr()
-    assert main(["audit", "verify"]) == 1
-    assert f"{version.name}: version 1 is champion; the registered model is not what was" in capsys.readouterr().out
+    for name in ("model/config.json", "MLmodel", "components/tokenizer/tokenizer.json"):
+        text = (file := Path(folder) / name).read_text()
+        file.unlink()  # a hard link to the stage's artifact
+        file.write_text(text + " ")
+        capsys.readouterr()
+        assert main(["audit", "verify"]) == 1
+        assert f"{version.name}: version 1 is champion; the registered model is not what was" in capsys.readouterr().out
+        file.write_text(text)
 
 
-def test_a_champion_without_its_digest_is_found_if_the_log_knows_the_model(
-    tracked_home: Home, tracker: Tracker, versions: list[ModelVersion], tmp_path: Path
-) -> None:
-    others = register_versions(tracker, tmp_path / "own", "own-grpo")
-    record_action(tracked_home, "refuse", "own-grpo/1", {"champion": "none"})
-    for each in others:
-        remove_tag(tracker, each, "sha256")
-    set_alias(tracker, others[0], CHAMPION)
-    (error,) = audit_errors(tracked_home)[0]
-    assert error.startswith("own-grpo: version 1 is champion, and by the audit log no version is")
-
-
-def test_a_champion_without_its_digest_is_found_if_a_preset_that_was_run_has_its_name(
-    tracked_home: Home, tracker: Tracker
+def test_a_champion_without_its_digest_is_found_if_the_log_or_a_preset_that_was_run_names_the_model(
+    tracked_home: Home, tracker: Tracker, tmp_path: Path
 ) -> None:
     """As one who made the registered model before the worker can remove the tags of its versions."""
-    version = find_by_sha256(tracker, "toy-sft", register_toy(tracked_home).sha256)
-    assert version is not None
-    remove_tag(tracker, version, "sha256")
-    set_alias(tracker, version, CHAMPION)
-    (error,) = audit_errors(tracked_home)[0]
-    assert error.startswith("toy-sft: version 1 is champion, and by the audit log no version is")
-
-
-def test_the_name_of_a_flow_run_adds_no_line_to_the_table(tracked_home: Home, versions: list[ModelVersion]) -> None:
-    name = "promote\n9  2026-11-29T09:00  tiny-grpo/3  approve  anna\x1b[31m"
-    record_action(tracked_home, "refuse", f"{NAME}/3", {}, actor={**ANNA, "flow_run": name})
-    table = audit_table(tracked_home)
-    assert (len(table.splitlines()), "\x1b" in table) == (5, False)
+    toy = find_by_sha256(tracker, "toy-sft", register_toy(tracked_home).sha256)
+    assert toy is not None
+    others = register_versions(tracker, tmp_path / "own", "own-grpo")
+    record_action(tracked_home, "refuse", "own-grpo/1", {"champion": "none"})
+    for each in (toy, *others):
+        remove_tag(tracker, each, "sha256")
+    set_alias(tracker, others[0], CHAMPION)
+    set_alias(tracker, toy, CHAMPION)
+    errors = "\n".join(audit_errors(tracked_home)[0])
+    for name in ("own-grpo", "toy-sft"):
+        assert f"{name}: version 1 is champion, and by the audit log no version is" in errors
 
 
 def test_a_model_that_was_never_promoted_has_no_champion(tracked_home: Home, tracker: Tracker, tmp_path: Path) -> None:

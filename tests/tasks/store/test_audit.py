@@ -13,7 +13,7 @@ import pytest
 
 from rlcore.errors import ConfigError, PromotionError, StorageError
 from rlcore.tasks.store.approvers import sign, verify
-from rlcore.tasks.store.audit_log import audit_path, chain_errors, read_entries, record_action
+from rlcore.tasks.store.audit_log import AuditEntry, audit_path, chain_errors, read_entries, record_action
 from rlcore.tasks.store.passwords import draw, passwords, write_private
 from rlcore.tasks.store.prices import Prices, kind_of_machine, prices_path, read_prices
 from rlcore.tasks.store.settings import Home
@@ -43,46 +43,32 @@ def test_a_repeated_act_adds_no_entry_and_another_subject_does(logged_home: Home
     assert record_action(logged_home, "promote", "tiny-grpo", {"to": 1}).number == 5
 
 
-def _edit(lines: list[str]) -> list[str]:
-    return [lines[0], json.dumps({**json.loads(lines[1]), "action": "approve"}), lines[2]]
-
-
 def _reseal(lines: list[str]) -> list[str]:
     """Change an entry and give it the right digest."""
-    from rlcore.tasks.store.audit_log import AuditEntry
-
-    entry = AuditEntry(**{**json.loads(lines[1]), "action": "approve"})
-    return [
-        lines[0],
-        json.dumps({**json.loads(lines[1]), "action": "approve", "digest": entry.computed_digest()}),
-        lines[2],
-    ]
+    values = {**json.loads(lines[1]), "action": "approve"}
+    return [lines[0], json.dumps({**values, "digest": AuditEntry(**values).computed_digest()}), lines[2]]
 
 
-@pytest.mark.parametrize(
-    "tamper",
-    [
-        _edit,
-        _reseal,
-        lambda lines: lines[1:],
-        lambda lines: [lines[0], lines[2]],
-        lambda lines: [lines[1], lines[0], lines[2]],
-        lambda lines: [*lines, lines[2]],
-        lambda lines: [lines[0], "{}", lines[2]],
-        lambda lines: [lines[0], lines[1].replace("{", '{"action": "approve", ', 1), lines[2]],
-        lambda lines: [lines[0], lines[1].replace(" ", "  ", 1), lines[2]],
-        lambda lines: [lines[0], "[" * 100_000, lines[2]],
-        lambda lines: [lines[0], lines[1].replace('{"to": 2}', "[]"), lines[2]],
-    ],
-    ids=[
-        *("edited", "edited and resealed", "first gone", "middle gone", "swapped", "repeated", "no entry"),
-        *("a word for people who do not parse", "a blank", "deep", "details of another type"),
-    ],
+TAMPERED: tuple[Callable[[list[str]], list[str]], ...] = (
+    lambda lines: [lines[0], lines[1].replace('"promote"', '"approve"'), lines[2]],
+    _reseal,
+    lambda lines: lines[1:],
+    lambda lines: [lines[0], lines[2]],
+    lambda lines: [lines[1], lines[0], lines[2]],
+    lambda lines: [*lines, lines[2]],
+    lambda lines: [lines[0], "{}", lines[2]],
+    lambda lines: [lines[0], lines[1].replace("{", '{"action": "approve", ', 1), lines[2]],  # JSON takes the last
+    lambda lines: [lines[0], lines[1].replace(" ", "  ", 1), lines[2]],
+    lambda lines: [lines[0], "[" * 100_000, lines[2]],
+    lambda lines: [lines[0], lines[1].replace('{"to": 2}', "[]"), lines[2]],
 )
-def test_a_gap_or_an_edit_is_found(logged_home: Home, tamper: Callable[[list[str]], list[str]]) -> None:
+
+
+def test_a_gap_or_an_edit_is_found(logged_home: Home) -> None:
     lines = audit_path(logged_home).read_text(encoding="utf-8").splitlines()
-    audit_path(logged_home).write_text("\n".join(tamper(lines)) + "\n", encoding="utf-8")
-    assert chain_errors(logged_home)
+    for place, tamper in enumerate(TAMPERED):
+        audit_path(logged_home).write_text("\n".join(tamper(lines)) + "\n", encoding="utf-8")
+        assert chain_errors(logged_home), place
 
 
 def test_a_line_that_a_kill_cut_off_is_replaced_by_the_next_entry(logged_home: Home) -> None:

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 
 from rlcore.errors import PromotionError
 from rlcore.tasks.store.audit_log import AuditEntry, chain_errors, read_entries
@@ -30,7 +29,7 @@ from rlcore.tasks.tracking.registry import (
     set_tags,
 )
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
-from tests.registered import ANNA, promote, register_versions, roll_back
+from tests.registered import ANNA, Killed, dying, kills_until_done, promote, register_versions, roll_back
 from tests.ssh_keys import ask_for_approvals
 from tests.tasks.homes import copy_home, new_home
 from tests.waiting import LONG
@@ -265,37 +264,6 @@ ACTS: dict[Act, tuple[int, dict[str, int]]] = {  # the version that the entry is
     awaited: (2, {CHAMPION: 2, PREVIOUS: 1, CANDIDATE: 3}),
     rolled_back: (1, {CHAMPION: 1}),
 }
-CALLS = (
-    "set_model_version_tag",
-    "set_registered_model_tag",
-    "set_registered_model_alias",
-    "delete_registered_model_alias",
-    "delete_model_version_tag",
-)
-
-
-class Killed(BaseException):
-    """End of a process at a call of MLflow."""
-
-
-def dying(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Let the process end at a writing call of MLflow: the first is 0."""
-    done = 0
-
-    def killed_at(call: str) -> Callable[..., object]:
-        real = getattr(MlflowClient, call)
-
-        def write(*args: object, **kwargs: object) -> object:
-            nonlocal done
-            done += 1
-            if done > after:
-                raise Killed
-            return real(*args, **kwargs)
-
-        return write
-
-    for call in CALLS:
-        monkeypatch.setattr(MlflowClient, call, killed_at(call))
 
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda each: each.__name__)
@@ -308,16 +276,7 @@ def test_an_act_that_is_killed_anywhere_and_repeated_has_one_entry_and_the_right
     about, expected = ACTS[act]
     if act is promoted:
         set_alias(tracker, third, CHALLENGER)
-    kills = 0
-    for after in range(20):
-        with pytest.MonkeyPatch.context() as killed:
-            dying(killed, after)
-            try:
-                act(tracked_home, tracker, versions)
-                break
-            except Killed:
-                kills += 1
-    assert kills >= 2
+    assert kills_until_done(lambda: act(tracked_home, tracker, versions)) >= 2
     for _ in range(2):  # and once more, when it is done
         assert act(tracked_home, tracker, versions) == read_entries(tracked_home)[-1]
         assert [each.subject for each in read_entries(tracked_home)] == ["m/1", "m/2", f"m/{about + 1}"]
