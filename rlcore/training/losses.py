@@ -24,14 +24,14 @@ from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import completion_logprobs, completion_loss, completion_states
 from rlcore.seeding import shuffled
 from rlcore.text.packing import PackedBatch
-from rlcore.training.audit.reference_impl import LOG_RATIO
+from rlcore.training.audit.loss_formula import kl_sums
 from rlcore.training.minibatches import Columns, num_policy_tokens, token_sequences
 from rlcore.training.scoring_models import ScoringModels
 from rlcore.training.update_stats import FIRST_TOKENS, StatAccumulator
 from rlcore.types import TrainingSample
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -252,13 +252,3 @@ def critic_loss(
     loss = (columns.weights.to(device) * per_token).sum()
     totals.add_loss("loss/value", loss)
     return loss
-
-
-@torch.no_grad()
-def kl_sums(
-    logprobs: Float[Tensor, "n"], old: Float[Tensor, "n"], ref: Float[Tensor, "n"], mask: Bool[Tensor, "n"]
-) -> list[Float[Tensor, ""]]:
-    """Return the number of own tokens [N], and the sums of KL(old || policy) and KL(policy || ref) over them, nats."""
-    gaps = [(logprobs - old).double(), (ref - logprobs).double()]
-    own = [gap.masked_fill(~mask, 0.0).clamp(-LOG_RATIO, LOG_RATIO) for gap in gaps]
-    return [mask.sum().double(), *((gap.expm1() - gap).sum() for gap in own)]

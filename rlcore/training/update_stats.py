@@ -35,7 +35,7 @@ class UpdateStats:
         skipped: Error of each skipped step.
         arrived: By rank, epoch and minibatch, a digest of the trained samples; see
             :mod:`rlcore.training.sample_digests`.
-        epoch_kl: By epoch, the sums of :func:`rlcore.training.losses.kl_sums`, if a limit on KL is set.
+        epoch_kl: By epoch, the sums of :func:`rlcore.training.audit.loss_formula.kl_sums`, if a limit on KL is set.
         first_tokens: Those of the passes before the first step: the engine's number and log-probability, the learner's
             log-probability, and the entropy.
     """

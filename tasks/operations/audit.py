@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from rlcore.errors import ModelError, PromotionError, shown
@@ -26,8 +26,8 @@ from rlcore.tasks.tracking.champion import (
     number_of,
 )
 from rlcore.tasks.tracking.database import require_made
-from rlcore.tasks.tracking.registry import champions, download_model
-from rlcore.tasks.tracking.runs import Tracker, open_tracker
+from rlcore.tasks.tracking.registry import ModelVersion, champions, download_model
+from rlcore.tasks.tracking.runs import open_tracker
 
 _FOUND_LATE = "find out who moved it, and compare and promote again"
 _COMPLETES = "or a command was killed: the next rlcore promote, retrain or rollback completes it"
@@ -65,11 +65,14 @@ def audit_errors(home: Home) -> tuple[tuple[str, ...], int]:
     if errors := chain_errors(home):
         return errors, 0
     entries = read_entries(home)
-    try:
-        found = [*_signature_errors(entries), *_promotion_errors(entries), *_alias_errors(home, entries, tracker)]
-    except (KeyError, ValueError, TypeError) as error:
-        found = [f"{audit_path(home).name}: an entry lacks what rlcore writes ({error!r})"]
-    return tuple(found), len(entries)
+    registered = champions(tracker, {each.model for each in entries} | _names(home))
+    found: list[str] = []
+    for check in (_signature_errors(entries), _promotion_errors(entries), _alias_errors(entries, registered)):
+        try:
+            found += [*check]
+        except (KeyError, ValueError, TypeError) as error:  # of a value that no entry of rlcore has
+            found.append(f"{audit_path(home).name}: an entry lacks what rlcore writes ({error!r})")
+    return tuple(dict.fromkeys(found)), len(entries)
 
 
 def file_errors(home: Home) -> tuple[str, ...]:
@@ -149,7 +152,7 @@ def _names(home: Home) -> set[str]:
     return {f"{path.name}-{path.parent.name}" for path in home.cache.glob("*/*") if path.is_dir()}
 
 
-def _alias_errors(home: Home, entries: Sequence[AuditEntry], tracker: Tracker) -> Iterator[str]:
+def _alias_errors(entries: Sequence[AuditEntry], registered: Mapping[str, ModelVersion]) -> Iterator[str]:
     """Yield moves of a champion that the log lacks: seen by an entry, or by the registry now."""
     last: dict[str, AuditEntry] = {}
     seen: dict[str, str] = {}
@@ -162,7 +165,6 @@ def _alias_errors(home: Home, entries: Sequence[AuditEntry], tracker: Tracker) -
         seen[name] = each.details["to"] if is_move(each) else found
         if is_move(each):
             last[name] = each
-    registered = champions(tracker, {each.model for each in entries} | _names(home))
     for name in sorted(registered.keys() | last.keys()):
         version, move = registered.get(name), last.get(name)
         present = number_of(version)

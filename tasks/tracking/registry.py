@@ -92,7 +92,8 @@ def _resolved(tracker: Tracker, uri: str) -> tuple[str, Mapping[str, str]]:
 
 def find_version(tracker: Tracker, name: str, alias: str) -> ModelVersion | None:
     """Return the version with an alias (``champion``), or None."""
-    model = none_if_missing(tracker.client.get_registered_model, name)
+    is_name = bool(name.strip()) and not {"/", ":"} & set(name)  # MLflow registers no other
+    model = none_if_missing(tracker.client.get_registered_model, name) if is_name else None
     version = model.aliases.get(alias) if model else None
     return None if version is None else as_version(tracker.client.get_model_version(name, str(version)))
 

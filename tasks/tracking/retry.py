@@ -94,13 +94,13 @@ def _pauses() -> Iterator[float]:
 
 
 def none_if_missing(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-    """Return the result of ``read``, or None if MLflow has no such thing, or could have none of this name."""
+    """Return the result of ``read``, or None if MLflow has no such thing."""
     from mlflow.exceptions import MlflowException
 
     try:
         return read(*args, **kwargs)
     except MlflowException as error:
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise
 

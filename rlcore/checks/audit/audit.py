@@ -24,9 +24,9 @@ from rlcore.checks.canaries import known_answers_canary
 from rlcore.errors import CanaryError, CheckpointError, NonFiniteError
 from rlcore.models.integrity import digest_of_prompts
 from rlcore.seeding import derive_seed
+from rlcore.training.audit.loss_formula import kl_sums
 from rlcore.training.audit.reference_impl import samples_of, trainable
 from rlcore.training.experience import Experience
-from rlcore.training.losses import kl_sums
 from rlcore.training.sample_digests import digest
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout, TrainingSample

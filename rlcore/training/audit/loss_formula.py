@@ -180,3 +180,11 @@ def value_slack(values: Tensor, old: Tensor, target: Tensor, config: CriticConfi
     middle, error = value_loss(values, old, target, config), _VALUE[half] * (1.0 + values.abs())
     moved = [value_loss(values + sign * error, old, target, config) for sign in (-1.0, 1.0)]
     return torch.stack([(each - middle).abs() for each in moved]).amax(0) + _RELATIVE[half] * middle
+
+
+@torch.no_grad()
+def kl_sums(logprobs: Tensor, old: Tensor, ref: Tensor, mask: Tensor) -> list[Tensor]:
+    """Return the number of own tokens [N], and the sums of KL(old || policy) and KL(policy || ref) over them, nats."""
+    gaps = [(logprobs - old).double(), (ref - logprobs).double()]
+    own = [gap.masked_fill(~mask, 0.0).clamp(-_LOG_RATIO, _LOG_RATIO) for gap in gaps]
+    return [mask.sum().double(), *((gap.expm1() - gap).sum() for gap in own)]

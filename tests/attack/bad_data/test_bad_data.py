@@ -142,9 +142,9 @@ def test_an_adapter_names_the_fault_of_a_row_or_makes_rows_that_can_be_judged(
     for kind in ADAPTERS[adapter].rows:
         try:
             made = ADAPTERS[adapter].rows[kind](row)
-        except RowError as fault:
-            assert fault.field
-            assert fault.reason
+        except RowError as error:
+            assert error.field
+            assert error.reason
             continue
         frame = pd.DataFrame([{"split": "train", **one} for one in made], columns=list(CONTRACTS[kind].columns))
         assert all(one.row >= 0 and one.reason for one in violations(frame, convert.contract_of(adapter, kind)))

@@ -146,9 +146,9 @@ def test_a_row_without_one_of_its_columns_or_with_a_wrong_type_is_quarantined_wi
             without = {key: value for key, value in ROWS[name].items() if key != field}
             try:
                 adapt(name, kind, without)
-            except RowError as fault:
-                assert fault.field == field
-                assert fault.reason.startswith(f"missing column {field!r}")
+            except RowError as error:
+                assert error.field == field
+                assert error.reason.startswith(f"missing column {field!r}")
                 with pytest.raises(RowError) as caught:
                     adapt(name, kind, {**ROWS[name], field: True})
                 assert caught.value.field == field

@@ -77,8 +77,8 @@ def test_one_quarantined_row_in_a_hundred_passes_at_one_percent_and_two_do_not()
     rows[7]["chosen"] = ""
     assert gate_rows(rows, max_quarantined=0.01).report.passed
     rows[8]["chosen"] = ""
-    (fault,) = gate_rows(rows, max_quarantined=0.01).report.errors
-    assert fault.startswith(
+    (error,) = gate_rows(rows, max_quarantined=0.01).report.errors
+    assert error.startswith(
         "2 of 100 rows (2.0%) are quarantined, more than max_quarantined = 0.01 allows: line 8, chosen: must not be"
     )
 
@@ -150,8 +150,8 @@ def test_what_is_wrong_with_a_file_is_wrong_however_many_of_its_rows_are_asked_f
     )
     leak = pair(0)["messages"]
     leaking = [pair(0), pair(1), pair(2), pair(3, messages=leak), pair(5)]
-    (fault,) = gate_rows(leaking, num_train=num_train).report.errors
-    assert fault == (
+    (error,) = gate_rows(leaking, num_train=num_train).report.errors
+    assert error == (
         "prompts both for training and held out: 1; the first is 'question 0' in line 4, and 'question 0' in line 1 "
         "is held out"
     )
@@ -299,8 +299,8 @@ def test_a_side_without_rows_refuses_the_dataset(number: int) -> None:
 
 def test_no_rows_before_or_after_the_gate_refuse_the_dataset_even_if_all_may_be_quarantined() -> None:
     assert gate_rows([]).report.errors == ("it has no rows",)
-    (fault,) = gate_rows([pair(n, chosen="") for n in range(5)], max_quarantined=1.0).report.errors
-    assert fault.startswith("none of its 5 rows is left: line 1, chosen: must not be blank")
+    (error,) = gate_rows([pair(n, chosen="") for n in range(5)], max_quarantined=1.0).report.errors
+    assert error.startswith("none of its 5 rows is left: line 1, chosen: must not be blank")
 
 
 def test_lines_that_never_became_rows_count_as_quarantined(tmp_path: Path) -> None:

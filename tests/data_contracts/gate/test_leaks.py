@@ -102,8 +102,8 @@ def test_rows_that_are_refused_are_compared_with_nothing() -> None:
 
 def test_a_refusal_for_rows_that_are_near_says_what_to_set_where_they_are_not() -> None:
     rows = [*others(split="train"), prompt("near", f"Well {COWS}", split="train"), prompt("held", COWS, split="eval")]
-    (fault,) = gate_rows(rows, "prompts", max_tokens=60, max_quarantined=0.0).report.errors
-    assert fault.endswith("(where they are different questions, set near_duplicates = 'ignore')")
+    (error,) = gate_rows(rows, "prompts", max_tokens=60, max_quarantined=0.0).report.errors
+    assert error.endswith("(where they are different questions, set near_duplicates = 'ignore')")
 
 
 def tokens(text: str) -> list[str]:

@@ -19,9 +19,9 @@ from rlcore.config import CriticConfig, KlConfig, OptimConfig, RlConfig, Samplin
 from rlcore.loop.prompt_schedule import interleave, replace_groups, unused_prompts
 from rlcore.training import learner as learner_module
 from rlcore.training import optim
+from rlcore.training.audit.loss_formula import kl_sums
 from rlcore.training.audit.optimizer_check import OptimizerChecker, learning_rate_at
 from rlcore.training.learner import Learner
-from rlcore.training.losses import kl_sums
 from rlcore.training.minibatches import split_by_group
 from rlcore.training.optim import make_optimizer, make_scheduler
 from rlcore.training.sample_digests import digest, digest_of
@@ -35,7 +35,7 @@ OPTIM = OptimConfig(weight_decay=0.1, warmup_steps=3, schedule="cosine")
 UPDATE = UpdateConfig(num_epochs=2, num_minibatches=2, optim=OPTIM, rollout_correction=NO_CORRECTION)
 
 
-def faults(learner: Learner, updates: int = 1) -> list[str]:
+def errors_of(learner: Learner, updates: int = 1) -> list[str]:
     """Return the checker's findings about some updates, including the construction of the learner."""
     witness, found = OptimizerChecker(learner), list[str]()
     for number in range(updates):
@@ -46,20 +46,20 @@ def faults(learner: Learner, updates: int = 1) -> list[str]:
 
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_correct_steps_have_no_finding(name: str) -> None:
-    assert faults(make_learner(name, dtype=torch.float32, update=UPDATE, num_iterations=6), updates=6) == []
+    assert errors_of(make_learner(name, dtype=torch.float32, update=UPDATE, num_iterations=6), updates=6) == []
 
 
 def test_a_head_on_the_policys_backbone_and_a_critic_that_warms_up_are_left_alone() -> None:
     critic = CriticConfig(architecture="shared", warmup_iterations=12)
     learner = shared_learner(dtype=torch.float32, update=UPDATE, critic=critic, num_iterations=14)
-    assert faults(learner, updates=14) == []
+    assert errors_of(learner, updates=14) == []
 
 
 def test_an_optimizer_that_climbs_is_found_in_its_first_step() -> None:
     learner = make_learner("grpo", dtype=torch.float32, update=UPDATE)
     for group in learner.optimizer.param_groups:
         group["maximize"] = True
-    assert "AdamW at this point of the schedule" in faults(learner)[0]
+    assert "AdamW at this point of the schedule" in errors_of(learner)[0]
 
 
 def test_moments_that_were_forgotten_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_moments_that_were_forgotten_are_found(monkeypatch: pytest.MonkeyPatch) 
         optim.take_step(optimizer)
 
     monkeypatch.setattr(learner_module, "take_step", forgetful)
-    found = faults(make_learner("grpo", dtype=torch.float32, update=UPDATE), updates=2)
+    found = errors_of(make_learner("grpo", dtype=torch.float32, update=UPDATE), updates=2)
     assert "are of 0 steps, expected 1" in found[0]
 
 
@@ -77,7 +77,7 @@ def test_a_rate_that_is_not_the_schedules_is_found(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(learner_module, "set_schedule_step", lambda scheduler, step: None)
     for group in learner.optimizer.param_groups:
         group["lr"] = 0.1
-    assert "AdamW at this point of the schedule" in faults(learner)[0]
+    assert "AdamW at this point of the schedule" in errors_of(learner)[0]
 
 
 def test_a_gradient_that_is_not_clipped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +88,7 @@ def test_a_gradient_that_is_not_clipped_is_found(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(learner_module, "clip_gradient", loose)
     tight = UpdateConfig(optim=OptimConfig(max_grad_norm=1e-3), rollout_correction=NO_CORRECTION)
-    assert "the clipping limit is 0.001" in faults(make_learner("grpo", dtype=torch.float32, update=tight))[0]
+    assert "the clipping limit is 0.001" in errors_of(make_learner("grpo", dtype=torch.float32, update=tight))[0]
 
 
 def test_weights_that_no_optimizer_holds_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_weights_that_no_optimizer_holds_are_named(monkeypatch: pytest.MonkeyPat
         return make_optimizer([(module, rate)], config)
 
     monkeypatch.setattr(learner_module, "make_optimizer", last_alone)
-    (found,) = faults(make_learner("grpo", dtype=torch.float32, update=UPDATE))
+    (found,) = errors_of(make_learner("grpo", dtype=torch.float32, update=UPDATE))
     assert "11 of 20 trainable tensors are in no optimizer: model.embed_tokens.weight, " in found
 
 
@@ -107,11 +107,11 @@ def test_weights_that_get_no_gradient_are_named_after_ten_steps() -> None:
     learner = make_learner("grpo", dtype=torch.float32, update=UPDATE)
     idle = dict(learner.policy.named_parameters())["model.layers.1.mlp.up_proj.weight"]
     idle.register_hook(torch.zeros_like)
-    assert faults(learner, updates=2) == []
+    assert errors_of(learner, updates=2) == []
     learner = make_learner("grpo", dtype=torch.float32, update=UPDATE)
     idle = dict(learner.policy.named_parameters())["model.layers.1.mlp.up_proj.weight"]
     idle.register_hook(torch.zeros_like)
-    (found,) = faults(learner, updates=4)
+    (found,) = errors_of(learner, updates=4)
     assert "1 of 20 trainable tensors got no gradient in 10 steps: model.layers.1.mlp.up_proj.weight" in found
 
 
@@ -147,14 +147,16 @@ def test_a_tensor_that_stands_still_is_named_whichever_it_is(word: str, monkeypa
 
     around_steps(monkeypatch, back)
     learner = make_learner("grpo", dtype=torch.float32, update=UPDATE)
-    found = faults(learner, updates=3)
+    found = errors_of(learner, updates=3)
     assert any(word in sentence and "changed outside of optimizer steps" in sentence for sentence in found)
 
 
 def test_a_rate_that_is_wrong_after_the_first_step_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     seek = optim.set_schedule_step
     monkeypatch.setattr(learner_module, "set_schedule_step", lambda scheduler, step: seek(scheduler, step - step % 4))
-    assert "AdamW at this point of the schedule" in faults(make_learner("grpo", dtype=torch.float32, update=UPDATE))[0]
+    assert (
+        "AdamW at this point of the schedule" in errors_of(make_learner("grpo", dtype=torch.float32, update=UPDATE))[0]
+    )
 
 
 def test_gradients_that_are_zero_everywhere_count_for_no_step() -> None:
@@ -162,7 +164,7 @@ def test_gradients_that_are_zero_everywhere_count_for_no_step() -> None:
     assert learner.critic is not None
     for parameter in learner.critic.parameters():
         parameter.register_hook(torch.zeros_like)
-    assert faults(learner, updates=4) == []
+    assert errors_of(learner, updates=4) == []
 
 
 def test_a_step_that_is_left_out_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +176,7 @@ def test_a_step_that_is_left_out_is_counted(monkeypatch: pytest.MonkeyPatch) -> 
             optim.take_step(optimizer)
 
     monkeypatch.setattr(learner_module, "take_step", take)
-    found = faults(make_learner("grpo", dtype=torch.float32, update=UPDATE))
+    found = errors_of(make_learner("grpo", dtype=torch.float32, update=UPDATE))
     assert "the policy's optimizer took 2 steps since the last update, expected 4" in found
 
 
@@ -335,7 +337,7 @@ LOOSE = UpdateConfig(optim=OptimConfig(max_grad_norm=1e3), rollout_correction=NO
 @pytest.mark.parametrize("update", [TIGHT, LOOSE])
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_a_gradient_that_is_clipped_or_whole_is_left_alone(name: str, update: UpdateConfig) -> None:
-    assert faults(make_learner(name, dtype=torch.float32, update=update), updates=3) == []
+    assert errors_of(make_learner(name, dtype=torch.float32, update=update), updates=3) == []
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[Any]], None], update: UpdateConfig) -> list[str]:
@@ -347,7 +349,7 @@ def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[Any]], None]
         return clip(listed, **settings)
 
     monkeypatch.setattr(learner_module, "clip_gradient", clipping)
-    return faults(make_learner("grpo", dtype=torch.float32, update=update))
+    return errors_of(make_learner("grpo", dtype=torch.float32, update=update))
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def groups(asked: list[Prompt], size: int = 2) -> list[list[ScoredRollout]]:
 
 
 def faults_of_prompt_checks(made: Any, asked: Any, config: Any = CONFIG, allowed: int = 0) -> list[str]:
-    return [str(fault) for fault in group_errors(made, asked, config, num_missing=allowed)]
+    return [str(error) for error in group_errors(made, asked, config, num_missing=allowed)]
 
 
 @pytest.mark.parametrize("shares", [{}, {"a": 1.0}, {"a": 2.0, "b": 1.0}, {"b": 0.3, "a": 0.7}])
@@ -214,8 +214,8 @@ def test_the_prompts_of_an_iteration_follow_from_those_before(shares: dict[str, 
 def test_turns_that_depend_on_what_was_shown_are_not_foretold_and_others_than_expected_are_named() -> None:
     revisits = dataclasses.replace(CONFIG, sampling=SamplingConfig(max_new_tokens=4, zero_signal_keep_prob=0.5))
     assert expected_prompts(prompts(), {}, revisits, seed=5, iteration=1) is None
-    (fault,) = prompt_errors(prompts()[:2], ["p1", "p0"])
-    assert str(fault) == "the prompts of the iteration: expected 'p1', 'p0', found 'p0', 'p1'"
+    (error,) = prompt_errors(prompts()[:2], ["p1", "p0"])
+    assert str(error) == "the prompts of the iteration: expected 'p1', 'p0', found 'p0', 'p1'"
 
 
 def test_complete_groups_have_no_error_and_failed_rollouts_may_be_missing() -> None:
