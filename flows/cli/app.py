@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 from rlcore.errors import ConfigError, RlcoreError
 from rlcore.flows.cli import (
@@ -95,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except CycloptsError as error:
-        return _refuse("usage", f"{error}\n  fix:   see rlcore --help, or --help after the command", USAGE_ERROR)
+        return _refuse("usage", _usage_error(error), USAGE_ERROR)
     except BudgetReachedError as error:
         return _refuse("budget", str(error), BUDGET)
     except RlcoreError as error:
@@ -120,6 +120,15 @@ def _add_cwd_to_path() -> None:
     """
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))
+
+
+def _usage_error(error: CycloptsError) -> str:
+    text, fix = str(error), "see rlcore --help, or --help after the command"
+    if isinstance(error, UnusedCliTokensError):
+        text = f"unexpected: {' '.join(error.unused_tokens)}"
+        versions = [token for token in error.unused_tokens if token.isdigit()]
+        fix = f"write a version as name/{versions[0]}; {fix}" if versions else fix
+    return f"{text}\n  fix:   {fix}"
 
 
 def _is_unread() -> bool:

@@ -102,8 +102,13 @@ def disk_summary(config: RunConfig, size: ModelSize | None, stages: Collection[s
         return ""
     there = existing_parent(folder)
     disk = shutil.disk_usage(there)
-    if not disk.total or not os.access(there, os.W_OK):
-        raise unwritable(folder, "no permission" if disk.total else "no disk, but a view of the system")
+    reasons = {
+        f"{there} is no folder": there.is_dir(),
+        "no disk, but a view of the system": disk.total,
+        "no permission": os.access(there, os.W_OK),
+    }
+    if found := [reason for reason, is_fine in reasons.items() if not is_fine]:
+        raise unwritable(folder, found[0])
     need, free = disk_need(config, size, stages), disk.free
     if need > free:
         raise StorageError(

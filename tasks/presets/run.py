@@ -216,10 +216,9 @@ def _base_of(document: Mapping[str, Any], path: Path, library: Path | None) -> P
         if file.is_file():
             return file
     known = sorted({each.stem for file in files for each in file.parent.glob("*.toml")} - {path.stem})
-    near = get_close_matches(base.removesuffix(".toml"), known) or known
-    raise ConfigError(
-        f"extends = {base!r}: there is no such preset", where=str(path), fix=f"name one of {', '.join(near)}"
-    )
+    near = get_close_matches(base.removesuffix(".toml"), known)
+    fix = f"did you mean {' or '.join(near)}?" if near else f"name one of {', '.join(known)}"
+    raise ConfigError(f"extends = {base!r}: there is no such preset", where=str(path), fix=fix)
 
 
 def _key_list(document: dict[str, Any], name: str, path: Path) -> list[str]:

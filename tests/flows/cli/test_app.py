@@ -46,6 +46,7 @@ def test_the_help_of_a_command_says_what_it_does_and_gives_an_example(
         (["run", "--prest", "tiny"], ("--prest", "--preset")),
         (["rollback", "tiny-grpo/1"], ("--reason",)),
         (["rollback", "tiny-grpo", "three", "--reason", "x"], ("three",)),
+        (["rollback", "tiny-grpo", "3", "--reason", "x"], ("unexpected: 3", "name/3")),
         (["ui", "--mlflow-port", "high"], ("--mlflow-port", "high")),
     ],
 )

@@ -289,6 +289,13 @@ def test_a_run_that_writes_more_than_is_free_is_refused(monkeypatch: pytest.Monk
     assert "RLCORE_HOME" in found
 
 
+def test_a_state_directory_below_a_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("RLCORE_HOME", str(tmp_path / "file" / "state"))
+    (found,) = errors()
+    assert f"{tmp_path / 'file'} is no folder; RLCORE_HOME names it" in found
+
+
 ROWS = [
     {
         "prompt_id": f"p{place}",

@@ -187,8 +187,8 @@ def test_a_preset_may_leave_out_sections_of_its_base_and_replaces_a_list_as_a_wh
     [
         ('without = ["stages.reward_model"]\n', r"rewards\.1\.stage = 'reward_model': not a stage"),
         ('without = ["nothing"]\n', "'nothing', which the extended preset does not have"),
-        ('extends = "tny"\n', r"extends = 'tny': there is no such preset\n.*mine.toml\n.*name one of tiny"),
-        ('extends = "tiny.toml"\n', "name one of tiny"),
+        ('extends = "tny"\n', r"extends = 'tny': there is no such preset\n.*mine.toml\n.*did you mean tiny\?"),
+        ('extends = "tiny.toml"\n', r"did you mean tiny\?"),
         ('extends = "../tiny"\n', "not the name of a preset"),
         ("extends = 3\n", "not the name of a preset"),
         ('extends = "mine"\n', "in a circle"),
