@@ -257,8 +257,15 @@ def _stand_in(kind: Any) -> Any:
 
 def _build_one_of(choice: OneOf, value: Mapping[str, Any], path: str, errors: _Errors) -> Any:
     named = value.get(choice.key)
-    if isinstance(named, str) and named in choice.kinds:
-        return _build_table(choice.kinds[named], value, path, errors)
+    try:
+        table = choice.kinds[named] if isinstance(named, str) else None
+    except KeyError:
+        table = None
+    except ConfigError as error:  # of a kind that the mapping imports
+        errors.append(f"{path}.{choice.key}: {error.what}; {error.fix}")
+        return None
+    if table is not None:
+        return _build_table(table, value, path, errors)
     start = f"{choice.key} = {named!r}: must be" if choice.key in value else f"{choice.key}: required,"
     known = ", ".join(map(repr, choice.kinds))
     errors.append(f"{path}.{start} one of {known}{_nearest(named, choice.kinds)}")

@@ -2,7 +2,7 @@
 
 ``kind.py`` has the table of a preset and ``KIND`` (:class:`rlcore.tasks.kinds.kind.StageKind`), through which the
 pipeline uses the kind; ``step.py`` computes, and ``page.py`` renders. The pipeline itself adds the stages of folders
-that are not listed here.
+that are not listed here. A preset may also name a table as ``module:NAME``, next to the ``KIND`` of its module.
 """
 
 from __future__ import annotations
@@ -31,3 +31,12 @@ def load(name: str) -> Any:
     """Import the object that ``module:NAME`` names, so that presets are read without the libraries of steps."""
     module, _, attribute = name.partition(":")
     return getattr(import_module(module), attribute)
+
+
+def table_name(kind: str) -> str:
+    """Return the table of a kind as ``module:NAME``, which the kinds of others are called.
+
+    Raises:
+        KeyError: there is no such kind.
+    """
+    return kind if ":" in kind else KINDS[kind]

@@ -11,7 +11,7 @@ from typing import Any
 from rlcore.errors import ConfigError
 from rlcore.hardware.memory_plan import ModelSize
 from rlcore.tasks.drawing.result import Draw
-from rlcore.tasks.kinds import KINDS, load
+from rlcore.tasks.kinds import load, table_name
 from rlcore.tasks.kinds.facts import BASE
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, chosen_by, sections_of, stage_sections
@@ -122,7 +122,7 @@ class StageKind:
 
 def kind_of(name: str) -> StageKind:
     """Return the kind that a preset calls ``name``."""
-    found: StageKind = load(KINDS[name].partition(":")[0] + ":KIND")
+    found: StageKind = load(table_name(name).partition(":")[0] + ":KIND")
     return found
 
 

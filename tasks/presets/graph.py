@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from rlcore.config.answers import JudgeConfig
 from rlcore.config.rl import CriticConfig, KlConfig, RewardTerm, RlConfig
 from rlcore.config.sampling import SamplingConfig
+from rlcore.errors import ConfigError
 from rlcore.rewards.base import VERIFIERS
 from rlcore.strict_config import OneOf
 from rlcore.tasks.kinds import KINDS, load
@@ -26,16 +27,41 @@ if TYPE_CHECKING:
 
 
 class _Tables(Mapping[str, type]):
-    """The tables of all kinds by name, each imported when it is read: kinds import presets."""
+    """The tables of all kinds by name, each imported when it is read: kinds import presets.
+
+    It iterates over the kinds of the pipeline, and finds those that ``module:NAME`` names too.
+    """
 
     def __getitem__(self, name: str) -> type:
-        return cast(type, load(KINDS[name]))
+        return _imported(name) if ":" in name else cast(type, load(KINDS[name]))
 
     def __iter__(self) -> Iterator[str]:
         return iter(KINDS)
 
     def __len__(self) -> int:
         return len(KINDS)
+
+
+def _imported(name: str) -> type:
+    try:
+        table, kind = load(name), load(name.partition(":")[0] + ":KIND")
+    except (Exception, SystemExit) as error:  # a module may raise anything; a relative name is a TypeError
+        raise ConfigError(
+            f"cannot import the stage kind {name!r}: {error}",
+            fix="name its table as module:NAME, of a module in the current folder or on PYTHONPATH that has KIND too",
+        ) from error
+    if not (is_stage(table) and is_dataclass(table) and hasattr(kind, "stage")):
+        fix = f"make the table a dataclass with {', '.join(FACTS)}, and KIND a StageKind"
+        raise ConfigError(f"{name!r} is no stage kind", fix=fix)
+    return cast(type, table)
+
+
+FACTS = ("produces", "consumes", "data_key", "is_compared")
+
+
+def is_stage(section: object) -> bool:
+    """Return True for the table of a stage."""
+    return all(hasattr(section, fact) for fact in FACTS)
 
 
 STAGE_KINDS: Mapping[str, type] = _Tables()

@@ -399,7 +399,9 @@ def _one_of(choice: OneOf, tables: dict[str, Schema]) -> Schema:
         for name, table in kinds.items()
     ]
     unnamed = {"if": {"not": {"required": [key]}}, "then": {"anyOf": list(kinds.values())}}
-    return {"type": "object", "properties": {key: {"enum": list(kinds)}}, "allOf": [*named, unnamed]}
+    imported = {"properties": {key: {"type": "string", "pattern": ":"}}, "required": [key]}  # module:NAME
+    known = {"if": {"not": imported}, "then": {"properties": {key: {"enum": list(kinds)}}}}
+    return {"type": "object", "allOf": [known, *named, unnamed]}
 
 
 def _reference(kind: type, tables: dict[str, Schema]) -> Schema:

@@ -25,10 +25,10 @@ from rlcore.config import (
 from rlcore.rewards.base import VERIFIERS
 from rlcore.tasks.presets.data import HUB, DatasetConfig
 from rlcore.tasks.presets.graph import (
-    STAGE_KINDS,
     Graders,
     curriculum_of,
     evaluated_data,
+    is_stage,
     reward_models_of,
     sampling_of,
     terms_of,
@@ -110,7 +110,7 @@ def _files(name: str, section: Any) -> Iterator[tuple[str, str]]:
             yield from _files(f"{name}.{each}", inner)
     elif isinstance(section, DatasetConfig | ModelConfig):
         yield from ((f"{name}.{key}", str(Path(path).absolute())) for key, path in section.files.items())
-    elif type(section) in STAGE_KINDS.values() and (sampling := sampling_of(section)) and sampling.agent:
+    elif is_stage(section) and (sampling := sampling_of(section)) and sampling.agent:
         for key in ("files", "sandbox_read"):
             paths = enumerate(getattr(sampling.agent, key))
             yield from ((f"{name}.sampling.agent.{key}.{at}", str(Path(path).absolute())) for at, path in paths)
@@ -126,7 +126,7 @@ def _counted(section: Any) -> Any:
     if isinstance(section, EvaluationConfig):
         return {key: value for key, value in to_dict(section).items() if key != "engine"}
     values = to_dict(section)
-    if type(section) in STAGE_KINDS.values() and (sampling := sampling_of(section)):
+    if is_stage(section) and (sampling := sampling_of(section)):
         agent = {"agent": _counted(sampling.agent)} if sampling.agent else {}
         return {**values, "sampling": {**values["sampling"], "engine": _counted(sampling.engine), **agent}}
     return values

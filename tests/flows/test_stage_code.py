@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlcore.errors import ConfigError
 from rlcore.flows.presets import open_preset
+from rlcore.flows.run import run_targets
 from rlcore.flows.stages import promotion_stages, stages
 from rlcore.tasks.keys.cache_keys import function_of, key_of
 from rlcore.tasks.keys.key_inputs import key_inputs
@@ -20,6 +22,7 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store import code_hash
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import closure
+from rlcore.tasks.store.settings import Home
 from tests import known_sources
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows
 from tests.flows.micro import MICRO, PRESETS
@@ -329,3 +332,81 @@ def test_no_function_is_called_that_the_key_of_a_stage_does_not_count(name: str,
     left_out = closure(module) - closure(module, chosen=stage.chosen(stage.sections(config)))
     assert "rlcore.sampling.native" in called[name]
     assert sorted(called[name] & left_out) == []
+
+
+OWN_KIND = """
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from rlcore.tasks.store.storage import read_table
+from rlcore.strict_config import INLINE
+from rlcore.tasks.kinds.facts import Product, Rows
+from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stages_of_data
+from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.steps.base import StageContext, StageResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthSettings:
+    at_least: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthStage:
+    produces: ClassVar[Product] = "measurements"
+    consumes: ClassVar[Rows] = "prompts"
+    data_key: ClassVar[str] = "data"
+    is_compared: ClassVar[bool] = False
+    kind: str
+    policy: str
+    data: tuple[str, ...]
+    settings: LengthSettings = field(metadata=INLINE)
+
+
+def measure(context: StageContext) -> StageResult:
+    (rows,) = (read_table(next(folder.glob("train*.parquet"))) for folder in context.inputs.values())
+    lengths = [len(reference) for reference in rows["reference"]]
+    found = sum(length >= context.config.stage.settings.at_least for length in lengths)
+    (context.folder / "long.txt").write_text(str(found))
+    return StageResult(metrics={"long": found}, rows=len(lengths))
+
+
+def stage(name: str, config: RunConfig) -> Stage:
+    inputs = stages_of_data(config, config.stages[name].data)
+    return Stage(name=name, version=1, kind="lengths", run=measure, inputs=inputs, sections=own_sections(name))
+
+
+KIND = StageKind(stage=stage)
+"""
+OWN_STAGE = ("stages.long.kind='own_kind:LengthStage'", "stages.long.policy='base'", "stages.long.data=['prompts']")
+
+
+def test_a_stage_kind_of_a_users_module_runs_and_its_code_is_in_the_key(
+    tracked_home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_kind.py").write_text(OWN_KIND)
+    monkeypatch.syspath_prepend(tmp_path)
+    ref = run_targets("tiny", (*MICRO, *OWN_STAGE), ["long"])["long"]
+    assert int((tracked_home.root / ref.uri / "long.txt").read_text()) == ref.rows > 0
+    before = keys_of("tiny", *OWN_STAGE)
+    (tmp_path / "own_kind.py").write_text(OWN_KIND.replace("sum(length", "max(length"))
+    after = keys_of("tiny", *OWN_STAGE)
+    assert {name for name in before if before[name] != after[name]} == {"long"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("no_kind:Stage", "cannot import the stage kind 'no_kind:Stage': No module named 'no_kind'"),
+        ("own_kind:KIND", "'own_kind:KIND' is no stage kind; make the table a dataclass with produces, consumes,"),
+        ("own_kind:Nothing", "has no attribute 'Nothing'"),
+    ],
+)
+def test_a_name_that_is_no_stage_kind_is_an_error_beside_all_others(
+    kind: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_kind.py").write_text(OWN_KIND)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        open_preset("tiny", (*OWN_STAGE, f"stages.long.kind='{kind}'", "seed=-1"))
+    assert words in caught.value.what and "seed = -1" in caught.value.what
