@@ -206,9 +206,9 @@ def time_lines(config: RunConfig, stages: Collection[str], home: Home) -> list[s
     """Return a line on the time that the stages take, with those of unknown time, and warnings about the budget."""
     found = {name: _seconds(config, name, StageCache(home.cache)) for name in stages}
     known = {name: seconds for name, seconds in found.items() if seconds is not None}
-    unknown = f"unknown for {', '.join(name for name in found if name not in known)}" if len(known) < len(found) else ""
     if not known:
-        return [f"time: {unknown}; none of them ran on this machine before"] if unknown else []
+        return ["time: unknown; none of these stages ran on this machine before"] if found else []
+    unknown = f"unknown for {', '.join(name for name in found if name not in known)}" if len(known) < len(found) else ""
     total = sum(known.values())
     longest = sorted(known, key=lambda name: -known[name])[:3]
     parts = ", ".join(f"{name} {_shown(known[name])}" for name in longest if known[name] >= 1)

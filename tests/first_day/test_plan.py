@@ -102,7 +102,7 @@ def test_a_valid_preset_is_planned_with_memory_disk_and_time_as_far_as_it_is_kno
     assert not output.lines
     kinds = [line.partition(":")[0] for line in output.text.splitlines() if ": " in line]
     assert [each for each in kinds if each != "precision"] == ["memory", "disk", "time"]  # a processor may have a hint
-    assert "time: unknown for " in output.text
+    assert "time: unknown; " in output.text
 
 
 @pytest.mark.parametrize(

@@ -237,4 +237,4 @@ def test_time_of_an_earlier_run_is_scaled_by_the_settings_of_its_stage(
 def test_a_much_smaller_run_says_nothing(tmp_path: Path) -> None:
     small = {"stage": {"num_iterations": 1, "prompts_per_iteration": 1, "group_size": 2}}
     (line,) = time_lines(open_preset("tiny"), ["grpo"], home_with(tmp_path, "grpo", small))
-    assert line == "time: unknown for grpo; none of them ran on this machine before"
+    assert line == "time: unknown; none of these stages ran on this machine before"

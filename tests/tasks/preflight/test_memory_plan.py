@@ -160,7 +160,7 @@ def test_plan_says_it_for_the_stages_that_are_asked_for(home: Home) -> None:
     assert [line.split()[1] for line in lines] == ["sft", "grpo"]
     assert all(line.startswith("memory: ") for line in lines)
     assert disk.startswith("disk: the run writes about ")
-    assert time.startswith("time: unknown for ")
+    assert time.startswith("time: unknown; ")
 
 
 def test_a_plan_that_cannot_fit_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
