@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlcore.data_contracts.adapters.table import Adapter, Generator, Option
-from rlcore.data_contracts.contracts.preference_pairs import single
+from rlcore.data_contracts.contracts.datasets import single
 from rlcore.examples.generated import rows_of_problems, unique_problems
 
 NUM_TERMS = 5

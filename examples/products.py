@@ -15,7 +15,7 @@ import random
 from typing import Any
 
 from rlcore.data_contracts.adapters.table import Adapter, Generator
-from rlcore.data_contracts.contracts.preference_pairs import single
+from rlcore.data_contracts.contracts.datasets import single
 from rlcore.examples.generated import rows_of_problems, unique_problems
 from rlcore.examples.tool_task import ToolTask
 

@@ -24,8 +24,7 @@ from rlcore.data_contracts.adapters.expressions import Number, Row, Scalar, kind
 from rlcore.data_contracts.adapters.fields import Messages, split_of
 from rlcore.data_contracts.adapters.gathering import GATHERED, gather_answers
 from rlcore.data_contracts.adapters.targets import TARGETS, Kind, Spec, parse_columns
-from rlcore.data_contracts.contracts.preference_pairs import single
-from rlcore.data_contracts.contracts.ranked_sets import expand
+from rlcore.data_contracts.contracts.datasets import expand, single
 from rlcore.data_contracts.errors import LEFT_OUT, LeftOutError, RowError, RowValueError
 from rlcore.data_contracts.gate.reading import Source
 from rlcore.data_contracts.gate.records import canonical_json

@@ -22,9 +22,16 @@ from rlcore.data_contracts.adapters.mapping import Declared, declared, reference
 from rlcore.data_contracts.adapters.other_columns import with_other_columns
 from rlcore.data_contracts.adapters.targets import Kind, parse_columns
 from rlcore.data_contracts.characters import has_visible
-from rlcore.data_contracts.contracts import code_tasks, demonstrations, preference_pairs, prompts, ranked_sets
+from rlcore.data_contracts.contracts import code_tasks
 from rlcore.data_contracts.contracts.contract import Contract
-from rlcore.data_contracts.contracts.preference_pairs import single
+from rlcore.data_contracts.contracts.datasets import (
+    DEMONSTRATIONS,
+    PREFERENCE_PAIRS,
+    PROMPTS,
+    RANKED_SETS,
+    expand,
+    single,
+)
 from rlcore.data_contracts.errors import RowError
 from rlcore.data_contracts.gate.reading import Source
 from rlcore.data_contracts.gate.stream import RowFn
@@ -33,9 +40,9 @@ _NUMBERS = ("margin", "probability", "weight")
 _OWN = ("prompt_id", "messages", "reference", "task", "split", "contract")
 
 CONTRACTS: Mapping[Kind, Contract] = {
-    "prompts": prompts.CONTRACT,
-    "demonstrations": demonstrations.CONTRACT,
-    "preferences": preference_pairs.CONTRACT,
+    "prompts": PROMPTS,
+    "demonstrations": DEMONSTRATIONS,
+    "preferences": PREFERENCE_PAIRS,
 }
 
 
@@ -80,7 +87,7 @@ class Adapter:
 
 def own_prompts(row: Row) -> list[dict[str, Any]]:
     """Convert rows in the columns of ``prompts/v1``; ``prompt_id`` (else a hash) and ``split`` are optional."""
-    return _own(row, ("reference", "task"), prompts.CONTRACT)
+    return _own(row, ("reference", "task"), PROMPTS)
 
 
 def own_code_tasks(row: Row) -> list[dict[str, Any]]:
@@ -90,7 +97,7 @@ def own_code_tasks(row: Row) -> list[dict[str, Any]]:
 
 def own_demonstrations(row: Row) -> list[dict[str, Any]]:
     """Convert rows in the columns of ``demonstrations/v1``; ``demonstration_id`` and ``split`` are optional."""
-    return _own(row, ("completion", "reference", "task"), demonstrations.CONTRACT)
+    return _own(row, ("completion", "reference", "task"), DEMONSTRATIONS)
 
 
 def own_preferences(row: Row) -> list[dict[str, Any]]:
@@ -99,7 +106,7 @@ def own_preferences(row: Row) -> list[dict[str, Any]]:
     Optional are ``pair_id``, ``split``, ``set_id`` (the pair's own id), ``margin`` (0), ``probability`` (1) and
     ``weight`` (1).
     """
-    (made,) = _own(row, ("chosen", "rejected", "source"), preference_pairs.CONTRACT, optional=("set_id", *_NUMBERS))
+    (made,) = _own(row, ("chosen", "rejected", "source"), PREFERENCE_PAIRS, optional=("set_id", *_NUMBERS))
     given = {"set_id": text(row, "set_id")} if "set_id" in row else {}
     numbers = {name: number(row, name) for name in _NUMBERS if name in row}
     return [{**single(made["pair_id"]), **made, **given, **numbers}]
@@ -107,7 +114,7 @@ def own_preferences(row: Row) -> list[dict[str, Any]]:
 
 def own_ranked_sets(row: Row) -> list[dict[str, Any]]:
     """Convert rows in the columns of ``ranked_sets/v1`` to their pairs; ``set_id`` and ``split`` are optional."""
-    (made,) = _own(row, (), ranked_sets.CONTRACT)
+    (made,) = _own(row, (), RANKED_SETS)
     for place, item in enumerate(items(row, "completions")):
         if type(item) is not str:
             raise RowError(f"completions.{place}", "must be a text", item)
@@ -116,7 +123,7 @@ def own_ranked_sets(row: Row) -> list[dict[str, Any]]:
     for place, item in enumerate(items(row, "ranks")):
         if type(item) is not int and not (type(item) is float and item.is_integer()):
             raise RowError(f"ranks.{place}", "must be a whole number", item)
-    pairs = ranked_sets.expand(made["set_id"], made["messages"], row["completions"], row["ranks"], source="ranked_sets")
+    pairs = expand(made["set_id"], made["messages"], row["completions"], row["ranks"], source="ranked_sets")
     return [{**pair, **split_of(row.get("split"))} for pair in pairs]
 
 

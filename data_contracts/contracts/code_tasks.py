@@ -32,7 +32,7 @@ from typing import Any
 
 from rlcore.data_contracts.contracts.column_checks import each
 from rlcore.data_contracts.contracts.contract import Contract
-from rlcore.data_contracts.contracts.prompts import CARRIED, Prompts
+from rlcore.data_contracts.contracts.datasets import CARRIED, Prompts
 
 _TEXTS = ("style", "entry_point", "prelude", "solution", "checker")
 _FORM = (

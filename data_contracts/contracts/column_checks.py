@@ -59,11 +59,6 @@ def is_question_with_calls(conversation: object) -> bool:
     return is_question(_without_calls(conversation))
 
 
-def is_list_of_texts(value: Any) -> bool:
-    """Return True for a list of at least two visible texts."""
-    return isinstance(value, list) and len(value) > 1 and all(map(is_filled, value))
-
-
 def is_list_of_counts(value: Any) -> bool:
     """Return True for a nonempty list of integers from 0."""
     return isinstance(value, list) and set(map(type, value)) == {int} and min(value) >= 0

@@ -86,11 +86,11 @@ class Rollouts(pa.DataFrameModel):
     mask_is_boolean = each(is_list_of_booleans, "loss_mask", error="must be true or false")
     finish_reason_is_known = known_finish_reason("finish_reason")
 
-    @pa.dataframe_check(error="completion_ids, sampler_logprobs and loss_mask differ in length")
-    @classmethod
-    def lists_are_aligned(cls, frame: pd.DataFrame) -> pd.Series:
-        tokens = frame["completion_ids"].map(len)
-        return (frame["sampler_logprobs"].map(len) == tokens) & (frame["loss_mask"].map(len) == tokens)
+    lists_are_aligned = rule(
+        lambda frame: _lengths(frame, "sampler_logprobs").eq(_lengths(frame, "completion_ids"))
+        & _lengths(frame, "loss_mask").eq(_lengths(frame, "completion_ids")),
+        error="completion_ids, sampler_logprobs and loss_mask differ in length",
+    )
 
 
 class Scores(pa.DataFrameModel):
@@ -157,6 +157,10 @@ def _has_hole(counts: Counter[int]) -> bool:
     """Find a gap in counts of indices: {0: 2, 1: 1} has none, {0: 1, 2: 1} lacks 1, {0: 1, 1: 2} lacks a second 0."""
     times = [counts[index] for index in range(len(counts))]
     return 0 in times or times != sorted(times, reverse=True)
+
+
+def _lengths(frame: pd.DataFrame, name: str) -> pd.Series:
+    return frame[name].map(len)
 
 
 def _are_calls(text: object) -> bool:

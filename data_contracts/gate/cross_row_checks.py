@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from rlcore.data_contracts.adapters.fields import Messages
-from rlcore.data_contracts.contracts import preference_pairs, prompts
 from rlcore.data_contracts.contracts.contract import Contract
+from rlcore.data_contracts.contracts.datasets import PREFERENCE_PAIRS, PROMPTS
 from rlcore.data_contracts.gate.eval_leakage import IN_HISTORY, NEAR, Evaluated, LeakedRows, find_leaks
 from rlcore.data_contracts.gate.ledger import EVAL, NO_ROWS, TRAIN, Column, Ledger, Mask, Numbers, Rows, is_repeated
 from rlcore.data_contracts.gate.lookup import look_up
@@ -172,9 +172,9 @@ class Flagged:
 
 def contradictions(ledger: Ledger, is_sound: Mask, contract: Contract) -> list[Flagged]:
     """Return the contradicting rows of a contract; different tests of code do not contradict."""
-    if contract is prompts.CONTRACT:
+    if contract is PROMPTS:
         return [_two_references(ledger, np.flatnonzero(is_sound))]
-    if contract is not preference_pairs.CONTRACT:
+    if contract is not PREFERENCE_PAIRS:
         return []
     found = _cycles(ledger, np.flatnonzero(is_sound))
     left = is_sound.copy()

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from rlcore.data_contracts.contracts.contract import require
-from rlcore.data_contracts.contracts.difficulties import CONTRACT
+from rlcore.data_contracts.contracts.results import DIFFICULTIES
 from rlcore.flows.presets import open_preset
 from rlcore.metrics import check_names
 from rlcore.tasks.presets.graph import checkpoints, needed_stages, required_by
@@ -65,7 +65,7 @@ def rollouts(home: Path) -> list[pd.DataFrame]:
 
 def test_the_pass_rate_of_each_prompt_is_recorded_with_its_interval(home: Path) -> None:
     table = read_table(folder(home, "difficulty") / "difficulty.parquet")
-    require(table, CONTRACT)
+    require(table, DIFFICULTIES)
     train = read_table(folder(home, "prepare_prompts") / "train.parquet").set_index("prompt_id")["reference"]
     assert len(table) == 20
     assert table["prompt_id"].nunique() == 20

@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 
 from rlcore.config.answers import BenchmarkConfig
-from rlcore.data_contracts.contracts.benchmark_records import CONTRACT, NAME
 from rlcore.data_contracts.contracts.contract import require
+from rlcore.data_contracts.contracts.results import BENCHMARK_RECORDS
 from rlcore.errors import ConfigError, DataError
 from rlcore.evaluation.intervals import accuracy, mean_fraction
 from rlcore.extras import install_command
@@ -46,7 +46,7 @@ def run_benchmark(context: StageContext, *, policy: str) -> StageResult:
         model = LmEvalModel(runtime.load_frozen(folder), tokenizer, config, seed=context.seed)
         records = evaluate(model, config, cache=context.work / "tables")
     table = pd.DataFrame(records)
-    require(table, CONTRACT)
+    require(table, BENCHMARK_RECORDS)
     write_table(table, context.folder / RECORDS)
     found = summarize(table, seed=context.seed, confidence=context.config.confidence)
     document = {"policy": context.config.stage.policy, "tasks": found}
@@ -55,7 +55,7 @@ def run_benchmark(context: StageContext, *, policy: str) -> StageResult:
     for each in found:
         interval = format_interval(each["low"], each["high"], context.config.confidence)
         context.log(f"task={each['task']} {each['metric']}={each['mean']:.3f} {interval}")
-    return StageResult(metrics=metrics_of(found), rows=len(table), contract=NAME)
+    return StageResult(metrics=metrics_of(found), rows=len(table), contract=BENCHMARK_RECORDS.name)
 
 
 def summarize(table: pd.DataFrame, *, seed: int, confidence: float) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from rlcore.config import AnswersConfig
 from rlcore.data_contracts.contracts.contract import require
-from rlcore.data_contracts.contracts.difficulties import CONTRACT, NAME
+from rlcore.data_contracts.contracts.results import DIFFICULTIES
 from rlcore.evaluation.intervals import Interval, accuracy, mean_fraction
 from rlcore.sampling.rejection import Candidate
 from rlcore.tasks.drawing.levels import format_interval
@@ -35,7 +35,7 @@ def run_difficulty(context: StageContext, *, policy: str) -> StageResult:
     config: AnswersConfig = context.config.stage.settings
     prompts, candidates, _ = answered_prompts(context, policy)
     table = difficulties(candidates, prompts, threshold=config.threshold, confidence=context.config.confidence)
-    require(table, CONTRACT)
+    require(table, DIFFICULTIES)
     write_table(table, context.folder / TABLE)
     shutil.copytree(context.work / "chunks", context.folder / "rollouts")
     found = summarize(table, asked=len(prompts), seed=context.seed, confidence=context.config.confidence)
@@ -45,7 +45,7 @@ def run_difficulty(context: StageContext, *, policy: str) -> StageResult:
     rate = found["pass_rate"]
     interval = format_interval(rate["low"], rate["high"], context.config.confidence)
     context.log(f"pass_rate={rate['mean']:.3f} {interval} n={len(table)}")
-    return StageResult(metrics=metrics_of(found), rows=len(table), contract=NAME)
+    return StageResult(metrics=metrics_of(found), rows=len(table), contract=DIFFICULTIES.name)
 
 
 def difficulties(

@@ -12,8 +12,8 @@ import pandas as pd
 from rlcore.checks.canaries.served_weights import verify_served_weights
 from rlcore.checks.settings import check_context
 from rlcore.config import AgentConfig
-from rlcore.data_contracts.contracts import evaluations as contract
 from rlcore.data_contracts.contracts.contract import require
+from rlcore.data_contracts.contracts.results import EVALUATIONS
 from rlcore.evaluation.intervals import accuracy, dataset_accuracy, dataset_scores, mean_fraction, pass_at_k
 from rlcore.models.architectures import positions_of
 from rlcore.models.integrity import verify_model
@@ -67,7 +67,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str) -> StageResult:
             count = min(config.num_problems, config.num_sampled_problems)
             chosen = read_prompt_sets(context, config.data, "eval", tokenizer, limit=count)
             table = pd.concat([table, answers(sampler, chosen, sampled, grade, seed=seed)], ignore_index=True)
-    require(table, contract.CONTRACT)
+    require(table, EVALUATIONS)
     write_table(table, context.folder / "answers.parquet")
     greedy_rows = table[(table["mode"] == "greedy") & table["is_graded"]]
     graded = [prompt.dataset for prompt in prompts if grade.can_grade(prompt)]
@@ -78,7 +78,7 @@ def run_evaluate(context: StageContext, *, checkpoint: str) -> StageResult:
     context.tracker.log_metrics(summary, step=0)
     context.tracker.log_artifact(context.folder / "answers.parquet", "answers")
     context.log(log_line(summary, config.confidence))
-    return StageResult(metrics=summary, rows=len(table), contract=contract.NAME)
+    return StageResult(metrics=summary, rows=len(table), contract=EVALUATIONS.name)
 
 
 def log_line(summary: Mapping[str, float], confidence: float) -> str:

@@ -12,18 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.data_contracts.contracts import (
-    code_tasks,
-    column_checks,
-    demonstrations,
-    evaluations,
-    preference_pairs,
-    prompts,
-    ranked_sets,
-    rollouts,
-    search_corpus,
-)
-from rlcore.data_contracts.contracts.benchmark_records import CONTRACT as BENCHMARK_RECORDS
+from rlcore.data_contracts.contracts import code_tasks, column_checks, rollouts, search_corpus
 from rlcore.data_contracts.contracts.contract import (
     WHOLE_FRAME,
     Contract,
@@ -33,6 +22,8 @@ from rlcore.data_contracts.contracts.contract import (
     row_violations,
     violations,
 )
+from rlcore.data_contracts.contracts.datasets import DEMONSTRATIONS, PREFERENCE_PAIRS, PROMPTS, expand
+from rlcore.data_contracts.contracts.results import BENCHMARK_RECORDS, EVALUATIONS
 from rlcore.data_contracts.contracts.search_corpus import read_corpus
 from rlcore.data_contracts.errors import ContractError, RowError
 
@@ -58,7 +49,6 @@ PAIR = {
     "source": "me",
     "split": "train",
 }
-RANKED = {"set_id": "a", "messages": ASK, "completions": ["5", "6"], "ranks": [0, 1], "split": "train"}
 EVALUATION = {
     "prompt_id": "a",
     "task": "sum",
@@ -94,11 +84,10 @@ ROLLOUT = {
     "error": "",
 }
 CASES = [
-    (prompts.CONTRACT, PROMPT),
-    (demonstrations.CONTRACT, DEMONSTRATION),
-    (preference_pairs.CONTRACT, PAIR),
-    (ranked_sets.CONTRACT, RANKED),
-    (evaluations.CONTRACT, EVALUATION),
+    (PROMPTS, PROMPT),
+    (DEMONSTRATIONS, DEMONSTRATION),
+    (PREFERENCE_PAIRS, PAIR),
+    (EVALUATIONS, EVALUATION),
 ]
 
 
@@ -120,29 +109,26 @@ NO_PREFERENCE = "must be above 0.5 and at most 1: at 0.5 it is a tie, below the 
 @pytest.mark.parametrize(
     ("contract", "row", "change", "field", "reason"),
     [
-        (prompts.CONTRACT, PROMPT, {"prompt_id": " "}, "prompt_id", "must not be blank"),
-        (prompts.CONTRACT, PROMPT, {"split": "test"}, "split", "must be 'train' or 'eval'"),
-        (prompts.CONTRACT, PROMPT, {"reference": "\u200b"}, "reference", UNSEEN),
-        (prompts.CONTRACT, PROMPT, {"reference": 5}, "reference", "is not of the column's type"),
-        (demonstrations.CONTRACT, DEMONSTRATION, {"completion": "\n"}, "completion", "must not be blank"),
-        (demonstrations.CONTRACT, DEMONSTRATION, {"completion": None}, "completion", "must not be null"),
-        (preference_pairs.CONTRACT, PAIR, {"margin": -0.5}, "margin", "must be between 0 and 100"),
-        (preference_pairs.CONTRACT, PAIR, {"margin": 1e300}, "margin", "must be between 0 and 100"),
-        (preference_pairs.CONTRACT, PAIR, {"margin": math.inf}, "margin", "must be between 0 and 100"),
-        (preference_pairs.CONTRACT, PAIR, {"set_id": " "}, "set_id", "must not be blank"),
-        (preference_pairs.CONTRACT, PAIR, {"probability": 0.5}, "probability", NO_PREFERENCE),
-        (preference_pairs.CONTRACT, PAIR, {"probability": 1.01}, "probability", NO_PREFERENCE),
-        (preference_pairs.CONTRACT, PAIR, {"weight": 0.0}, "weight", "must be above 0 and at most 1"),
-        (preference_pairs.CONTRACT, PAIR, {"weight": 1.5}, "weight", "must be above 0 and at most 1"),
-        (preference_pairs.CONTRACT, PAIR, {"rejected": "5"}, "row", "chosen and rejected are the same"),
-        (ranked_sets.CONTRACT, RANKED, {"ranks": [0, 1, 2]}, "row", "needs one rank for each completion"),
-        (ranked_sets.CONTRACT, RANKED, {"ranks": [0, -1]}, "ranks", "must be integers from 0"),
-        (ranked_sets.CONTRACT, RANKED, {"ranks": [0, True]}, "ranks", "must be integers from 0"),
-        (evaluations.CONTRACT, EVALUATION, {"mode": "beam"}, "mode", "must be 'greedy' or 'sampled'"),
-        (evaluations.CONTRACT, EVALUATION, {"num_tokens": -1}, "num_tokens", "must be at least 0"),
-        (evaluations.CONTRACT, EVALUATION, {"finish_reason": "eos"}, "finish_reason", "must be 'stop' or 'length'"),
-        (evaluations.CONTRACT, EVALUATION, {"value": math.nan}, "row", "is called correct without a value"),
-        (evaluations.CONTRACT, EVALUATION, {"value": -math.inf}, "value", "must be finite"),
+        (PROMPTS, PROMPT, {"prompt_id": " "}, "prompt_id", "must not be blank"),
+        (PROMPTS, PROMPT, {"split": "test"}, "split", "must be 'train' or 'eval'"),
+        (PROMPTS, PROMPT, {"reference": "\u200b"}, "reference", UNSEEN),
+        (PROMPTS, PROMPT, {"reference": 5}, "reference", "is not of the column's type"),
+        (DEMONSTRATIONS, DEMONSTRATION, {"completion": "\n"}, "completion", "must not be blank"),
+        (DEMONSTRATIONS, DEMONSTRATION, {"completion": None}, "completion", "must not be null"),
+        (PREFERENCE_PAIRS, PAIR, {"margin": -0.5}, "margin", "must be between 0 and 100"),
+        (PREFERENCE_PAIRS, PAIR, {"margin": 1e300}, "margin", "must be between 0 and 100"),
+        (PREFERENCE_PAIRS, PAIR, {"margin": math.inf}, "margin", "must be between 0 and 100"),
+        (PREFERENCE_PAIRS, PAIR, {"set_id": " "}, "set_id", "must not be blank"),
+        (PREFERENCE_PAIRS, PAIR, {"probability": 0.5}, "probability", NO_PREFERENCE),
+        (PREFERENCE_PAIRS, PAIR, {"probability": 1.01}, "probability", NO_PREFERENCE),
+        (PREFERENCE_PAIRS, PAIR, {"weight": 0.0}, "weight", "must be above 0 and at most 1"),
+        (PREFERENCE_PAIRS, PAIR, {"weight": 1.5}, "weight", "must be above 0 and at most 1"),
+        (PREFERENCE_PAIRS, PAIR, {"rejected": "5"}, "row", "chosen and rejected are the same"),
+        (EVALUATIONS, EVALUATION, {"mode": "beam"}, "mode", "must be 'greedy' or 'sampled'"),
+        (EVALUATIONS, EVALUATION, {"num_tokens": -1}, "num_tokens", "must be at least 0"),
+        (EVALUATIONS, EVALUATION, {"finish_reason": "eos"}, "finish_reason", "must be 'stop' or 'length'"),
+        (EVALUATIONS, EVALUATION, {"value": math.nan}, "row", "is called correct without a value"),
+        (EVALUATIONS, EVALUATION, {"value": -math.inf}, "value", "must be finite"),
     ],
 )
 def test_each_rule_names_the_row_the_field_and_the_reason_once(
@@ -155,16 +141,16 @@ def test_each_rule_names_the_row_the_field_and_the_reason_once(
 
 
 def test_a_value_of_the_wrong_type_is_refused_and_never_converted() -> None:
-    (found,) = violations(pd.DataFrame([{**PAIR, "margin": 1}]), preference_pairs.CONTRACT)
+    (found,) = violations(pd.DataFrame([{**PAIR, "margin": 1}]), PREFERENCE_PAIRS)
     assert (found.row, found.field, found.reason) == (WHOLE_FRAME, "margin", "is not of the column's type")
 
 
 def test_frames_of_our_own_must_be_right_and_have_rows() -> None:
-    require(pd.DataFrame([PROMPT]), prompts.CONTRACT)
+    require(pd.DataFrame([PROMPT]), PROMPTS)
     with pytest.raises(ContractError, match="there are no rows"):  # pandera lets an empty frame pass
-        require(pd.DataFrame([PROMPT]).iloc[:0], prompts.CONTRACT)
+        require(pd.DataFrame([PROMPT]).iloc[:0], PROMPTS)
     with pytest.raises(ContractError, match="row 1, split: must be 'train' or 'eval'"):
-        require(pd.DataFrame([PROMPT, {**PROMPT, "split": ""}], index=[7, 7]), prompts.CONTRACT)
+        require(pd.DataFrame([PROMPT, {**PROMPT, "split": ""}], index=[7, 7]), PROMPTS)
 
 
 def rollout_table(*changes: dict[str, Any]) -> pd.DataFrame:
@@ -224,13 +210,13 @@ def test_groups_are_numbered_without_a_hole(indices: list[int], is_complete: boo
 
 def test_an_answer_that_is_judged_twice_is_refused() -> None:
     table = pd.DataFrame([EVALUATION, {**EVALUATION, "mode": "sampled"}])
-    require(table, evaluations.CONTRACT)
+    require(table, EVALUATIONS)
     with pytest.raises(ContractError, match=r"1 rows are there twice, first \('a', 'greedy', 0\)"):
-        require(pd.concat([table, table.iloc[:1]], ignore_index=True), evaluations.CONTRACT)
+        require(pd.concat([table, table.iloc[:1]], ignore_index=True), EVALUATIONS)
 
 
 def test_a_ranking_of_three_becomes_three_pairs_of_one_set() -> None:
-    pairs = ranked_sets.expand("s", ASK, ["worst", "best", "middle"], [2, 0, 1], source="me")
+    pairs = expand("s", ASK, ["worst", "best", "middle"], [2, 0, 1], source="me")
     # best > middle, best > worst, middle > worst
     assert [(pair["chosen"], pair["rejected"]) for pair in pairs] == [
         ("best", "middle"),
@@ -238,11 +224,11 @@ def test_a_ranking_of_three_becomes_three_pairs_of_one_set() -> None:
         ("middle", "worst"),
     ]
     assert {(pair["set_id"], pair["weight"]) for pair in pairs} == {("s", 1.0)}
-    assert violations(pd.DataFrame([{**pair, "split": "train"} for pair in pairs]), preference_pairs.CONTRACT) == []
+    assert violations(pd.DataFrame([{**pair, "split": "train"} for pair in pairs]), PREFERENCE_PAIRS) == []
 
 
 def test_a_tie_gives_no_pair() -> None:
-    pairs = ranked_sets.expand("s", ASK, ["a", "b", "c"], [0, 0, 1], source="me")
+    pairs = expand("s", ASK, ["a", "b", "c"], [0, 0, 1], source="me")
     assert [(pair["chosen"], pair["rejected"]) for pair in pairs] == [("a", "c"), ("b", "c")]
 
 
@@ -251,9 +237,9 @@ def test_the_pairs_of_any_ranking_are_one_set_and_prefer_the_better_rank(ranks: 
     names = [str(place) for place in range(len(ranks))]
     if len(set(ranks)) == 1:
         with pytest.raises(RowError, match="tied"):
-            ranked_sets.expand("s", ASK, names, ranks, source="me")
+            expand("s", ASK, names, ranks, source="me")
         return
-    pairs = ranked_sets.expand("s", ASK, names, ranks, source="me")
+    pairs = expand("s", ASK, names, ranks, source="me")
     assert {pair["set_id"] for pair in pairs} == {"s"}
     assert all(ranks[int(pair["chosen"])] < ranks[int(pair["rejected"])] for pair in pairs)
     assert len({pair["pair_id"] for pair in pairs}) == len(pairs)
@@ -263,7 +249,7 @@ def test_the_pairs_of_any_ranking_are_one_set_and_prefer_the_better_rank(ranks: 
 
 def test_a_ranking_needs_a_rank_for_each_completion() -> None:
     with pytest.raises(RowError, match="1 ranks for 2 completions"):
-        ranked_sets.expand("s", ASK, ["a", "b"], [0], source="me")
+        expand("s", ASK, ["a", "b"], [0], source="me")
 
 
 def turn(role: str, content: object = "text") -> dict[str, object]:
@@ -310,11 +296,10 @@ def test_a_turn_that_is_blank_or_no_text_or_no_turn_makes_no_question(value: obj
 
 CONTRACTS = [
     code_tasks.CONTRACT,
-    demonstrations.CONTRACT,
-    evaluations.CONTRACT,
-    preference_pairs.CONTRACT,
-    prompts.CONTRACT,
-    ranked_sets.CONTRACT,
+    DEMONSTRATIONS,
+    EVALUATIONS,
+    PREFERENCE_PAIRS,
+    PROMPTS,
     search_corpus.CONTRACT,
     rollouts.ROLLOUTS,
     rollouts.SCORES,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlcore.data_contracts.contracts import demonstrations
+from rlcore.data_contracts.contracts.datasets import DEMONSTRATIONS
 from rlcore.data_contracts.gate.eval_leakage import MAX_NEAR
 from rlcore.data_contracts.gate.near_duplicates import (
     MAX_BUCKET,
@@ -199,7 +199,7 @@ def test_a_run_does_not_go_from_one_text_or_row_to_the_next() -> None:
 def test_a_row_teaches_its_turns_and_its_answer_and_not_the_instruction_of_the_system() -> None:
     turns = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
     row = {"messages": turns, "completion": "said"}
-    assert texts_of(row, demonstrations.CONTRACT) == ["user", "assistant", "user", "said"]
+    assert texts_of(row, DEMONSTRATIONS) == ["user", "assistant", "user", "said"]
 
 
 def touches(text: str, train: str, size: int) -> bool:

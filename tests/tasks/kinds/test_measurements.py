@@ -13,7 +13,7 @@ import pytest
 
 from rlcore.config.answers import BenchmarkConfig
 from rlcore.data_contracts.contracts.contract import require
-from rlcore.data_contracts.contracts.difficulties import CONTRACT
+from rlcore.data_contracts.contracts.results import DIFFICULTIES
 from rlcore.data_contracts.errors import ContractError
 from rlcore.errors import ConfigError, DataError, RewardError, StorageError
 from rlcore.evaluation.intervals import accuracy
@@ -210,7 +210,7 @@ def test_a_pass_rate_counts_scored_answers_and_a_prompt_without_one_has_none() -
     prompts = prompts_of("a/p", "b/p", "b/q")
     candidates = [*answers("a/p", 1.0, 0.5, None), *answers("b/p", None, None), *answers("b/q", 1.0, 1.0)]
     table = difficulties(candidates, prompts, threshold=0.99, confidence=0.95)
-    require(table, CONTRACT)
+    require(table, DIFFICULTIES)
     assert table[["dataset", "prompt_id", "answers", "passed", "reward"]].values.tolist() == [
         ["a", "p", 2, 1, 0.75],
         ["b", "q", 2, 2, 1.0],
@@ -224,9 +224,9 @@ def test_a_pass_rate_counts_scored_answers_and_a_prompt_without_one_has_none() -
 def test_a_table_that_does_not_add_up_breaks_its_contract() -> None:
     table = difficulties(answers("p", 1.0, 0.0), prompts_of("a/p"), threshold=0.99, confidence=0.95)
     with pytest.raises(ContractError, match="pass_rate is not passed / answers"):
-        require(table.assign(pass_rate=0.25), CONTRACT)
+        require(table.assign(pass_rate=0.25), DIFFICULTIES)
     with pytest.raises(ContractError, match="1 rows are there twice"):
-        require(table.loc[[0, 0]].reset_index(drop=True), CONTRACT)
+        require(table.loc[[0, 0]].reset_index(drop=True), DIFFICULTIES)
 
 
 @pytest.fixture
