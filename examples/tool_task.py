@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rlcore.data_contracts.adapters.expressions import Kind
 from rlcore.data_contracts.adapters.fields import single_question
 from rlcore.data_contracts.adapters.table import Generator, Option
-from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.examples.generated import rows_of_problems, unique_problems
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import rlcore
+from rlcore.data_contracts.adapters.expressions import parse_columns
 from rlcore.data_contracts.adapters.layouts import LAYOUTS
-from rlcore.data_contracts.adapters.targets import parse_columns
 from rlcore.flows.cli.app import app
 from rlcore.flows.presets import FOLDER, open_draft
 from rlcore.hardware.memory_plan import ModelSize, format_bytes

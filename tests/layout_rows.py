@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.data_contracts.adapters.targets import Kind
+from rlcore.data_contracts.adapters.expressions import Kind
 
 Row = dict[str, Any]
 

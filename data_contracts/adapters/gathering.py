@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from rlcore.data_contracts.adapters.conversations import conversation
 from rlcore.data_contracts.adapters.expressions import Expression
-from rlcore.data_contracts.adapters.fields import text
+from rlcore.data_contracts.adapters.fields import conversation, text
 from rlcore.data_contracts.errors import ContractError, RowError
 from rlcore.data_contracts.gate.reading import Item, Items, Source, Wanted
 from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, excerpt

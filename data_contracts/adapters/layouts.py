@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from rlcore.data_contracts.adapters.expressions import Scalar
+from rlcore.data_contracts.adapters.expressions import Kind, Scalar
 from rlcore.data_contracts.adapters.gathering import gather_trees
-from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.gate.reading import Source
 
 Columns = Mapping[str, Scalar]

@@ -11,7 +11,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rlcore.data_contracts.adapters.conversations import (
+from rlcore.data_contracts.adapters.expressions import (
+    TARGETS,
+    Kind,
+    Number,
+    Row,
+    Scalar,
+    Spec,
+    kind_of,
+    number_text,
+    parse_columns,
+)
+from rlcore.data_contracts.adapters.fields import (
+    Messages,
     answer_of,
     answered,
     continued,
@@ -19,11 +31,9 @@ from rlcore.data_contracts.adapters.conversations import (
     divided,
     history,
     question_of,
+    split_of,
 )
-from rlcore.data_contracts.adapters.expressions import Number, Row, Scalar, kind_of, number_text
-from rlcore.data_contracts.adapters.fields import Messages, split_of
 from rlcore.data_contracts.adapters.gathering import GATHERED, gather_answers
-from rlcore.data_contracts.adapters.targets import TARGETS, Kind, Spec, parse_columns
 from rlcore.data_contracts.contracts.datasets import expand, single
 from rlcore.data_contracts.errors import LEFT_OUT, LeftOutError, RowError, RowValueError
 from rlcore.data_contracts.gate.reading import Source

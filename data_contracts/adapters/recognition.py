@@ -9,13 +9,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.data_contracts.adapters.conversations import is_conversation
 from rlcore.data_contracts.adapters.convert import contract_of, stream_of
-from rlcore.data_contracts.adapters.expressions import Scalar, kind_of
+from rlcore.data_contracts.adapters.expressions import Kind, Scalar, kind_of, parse_columns
+from rlcore.data_contracts.adapters.fields import is_conversation
 from rlcore.data_contracts.adapters.layouts import LAYOUTS
 from rlcore.data_contracts.adapters.mapping import reference_text
 from rlcore.data_contracts.adapters.table import ADAPTERS
-from rlcore.data_contracts.adapters.targets import Kind, parse_columns
 from rlcore.data_contracts.contracts.contract import WHOLE_FRAME, row_violations
 from rlcore.data_contracts.errors import LEFT_OUT, ContractError, LeftOutError, RowError, RowValueError
 from rlcore.data_contracts.gate.reading import Source, head_of

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlcore.data_contracts.adapters import code_sets, humaneval, livecodebench, procedural
-from rlcore.data_contracts.adapters.expressions import Row, Scalar
+from rlcore.data_contracts.adapters import code_sets, procedural
+from rlcore.data_contracts.adapters.expressions import Kind, Row, Scalar, parse_columns
 from rlcore.data_contracts.adapters.fields import (
     items,
     messages,
@@ -19,8 +19,6 @@ from rlcore.data_contracts.adapters.fields import (
 )
 from rlcore.data_contracts.adapters.layouts import LAYOUTS, Layout
 from rlcore.data_contracts.adapters.mapping import Declared, declared, reference_text, row_id
-from rlcore.data_contracts.adapters.other_columns import with_other_columns
-from rlcore.data_contracts.adapters.targets import Kind, parse_columns
 from rlcore.data_contracts.characters import has_visible
 from rlcore.data_contracts.contracts import code_tasks
 from rlcore.data_contracts.contracts.contract import Contract
@@ -175,13 +173,11 @@ _CODE: Mapping[Kind, Contract] = {"prompts": code_tasks.CONTRACT}
 ADAPTERS: Mapping[str, Adapter] = {
     "prompts": Adapter(rows={"prompts": own_prompts}, spent=_OWN),
     "code_tasks": Adapter(rows={"prompts": own_code_tasks}, spent=_OWN, contracts=_CODE),
-    "humaneval": Adapter(rows={"prompts": humaneval.humaneval_prompts}, spent=humaneval.COLUMNS, contracts=_CODE),
-    "livecodebench": Adapter(
-        rows={"prompts": livecodebench.livecodebench_prompts}, spent=livecodebench.COLUMNS, contracts=_CODE
-    ),
     **{
         name: Adapter(rows={"prompts": make}, spent=code_sets.COLUMNS[name], contracts=_CODE)
         for name, make in {
+            "humaneval": code_sets.humaneval_prompts,
+            "livecodebench": code_sets.livecodebench_prompts,
             "apps": code_sets.apps_prompts,
             "code_contests": code_sets.code_contests_prompts,
             "mbpp": code_sets.mbpp_prompts,
@@ -210,11 +206,4 @@ ADAPTERS: Mapping[str, Adapter] = {
             ),
         },
     ),
-}
-
-# rows that are in contract columns already
-OWN_ROWS: Mapping[Kind, RowFn] = {
-    "prompts": with_other_columns(own_prompts, _OWN, asked=_OWN),
-    "demonstrations": own_demonstrations,
-    "preferences": own_preferences,
 }

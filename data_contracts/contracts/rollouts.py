@@ -87,8 +87,10 @@ class Rollouts(pa.DataFrameModel):
     finish_reason_is_known = known_finish_reason("finish_reason")
 
     lists_are_aligned = rule(
-        lambda frame: _lengths(frame, "sampler_logprobs").eq(_lengths(frame, "completion_ids"))
-        & _lengths(frame, "loss_mask").eq(_lengths(frame, "completion_ids")),
+        lambda frame: (
+            _lengths(frame, "sampler_logprobs").eq(_lengths(frame, "completion_ids"))
+            & _lengths(frame, "loss_mask").eq(_lengths(frame, "completion_ids"))
+        ),
         error="completion_ids, sampler_logprobs and loss_mask differ in length",
     )
 

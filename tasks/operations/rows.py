@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.data_contracts.adapters.convert import COLUMNS, stream_of
-from rlcore.data_contracts.adapters.targets import Kind
+from rlcore.data_contracts.adapters.expressions import Kind
 from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate.reading import Source, read_source
 from rlcore.data_contracts.gate.records import SourceRow

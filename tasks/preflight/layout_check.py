@@ -8,6 +8,7 @@ from glob import has_magic
 from pathlib import Path
 
 from rlcore.data_contracts.adapters.convert import contract_of, is_generator
+from rlcore.data_contracts.adapters.expressions import Kind
 from rlcore.data_contracts.adapters.layouts import LAYOUTS
 from rlcore.data_contracts.adapters.recognition import (
     Fit,
@@ -18,7 +19,6 @@ from rlcore.data_contracts.adapters.recognition import (
     with_reference,
 )
 from rlcore.data_contracts.adapters.table import ADAPTERS
-from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.contracts import code_tasks
 from rlcore.data_contracts.gate.files import READERS
 from rlcore.data_contracts.gate.reading import ENDINGS, read_source

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.config.data import FILE_SOURCES
-from rlcore.data_contracts.adapters.targets import Kind, parse_columns
+from rlcore.data_contracts.adapters.expressions import Kind, parse_columns
 from rlcore.data_contracts.gate.files import row_files
 from rlcore.errors import ConfigError
 from rlcore.strict_config import INLINE, Fraction, PositiveInt, Scalar

@@ -14,8 +14,8 @@ import pandas as pd
 
 from rlcore.choices import choices
 from rlcore.data_contracts.adapters import convert
+from rlcore.data_contracts.adapters.expressions import Kind
 from rlcore.data_contracts.adapters.fields import Messages
-from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.contracts import code_tasks
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.gate import data_gate

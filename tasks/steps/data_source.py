@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlcore.config.data import tried
-from rlcore.data_contracts.adapters.targets import Kind
+from rlcore.data_contracts.adapters.expressions import Kind
 from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate.files import require_file, row_files
 from rlcore.errors import ConfigError, DataError, StorageError

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rlcore.data_contracts.adapters.expressions import Kind
 from rlcore.data_contracts.adapters.fields import single_question
 from rlcore.data_contracts.adapters.table import ADAPTERS, Adapter
-from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.contracts.search_corpus import read_corpus
 from rlcore.data_contracts.errors import ContractError, LeftOutError
 from rlcore.data_contracts.gate.splits import is_held_out

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 
-from rlcore.data_contracts.adapters.convert import contract_of, first_rows, stream_of
-from rlcore.data_contracts.adapters.expressions import FILTERS, parse
+from rlcore.data_contracts.adapters.convert import MAX_BYTES, contract_of, first_rows, stream_of
+from rlcore.data_contracts.adapters.expressions import FILTERS, TARGETS, Kind, parse, parse_columns
 from rlcore.data_contracts.adapters.layouts import LAYOUTS
-from rlcore.data_contracts.adapters.other_columns import MAX_BYTES
 from rlcore.data_contracts.adapters.recognition import fits
 from rlcore.data_contracts.adapters.table import ADAPTERS
-from rlcore.data_contracts.adapters.targets import TARGETS, Kind, parse_columns
 from rlcore.data_contracts.errors import ContractError, RowError
 from rlcore.data_contracts.gate.reading import source_of
 from rlcore.data_contracts.gate.records import Quarantined

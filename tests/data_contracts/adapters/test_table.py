@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.data_contracts.adapters import convert, procedural
+from rlcore.data_contracts.adapters.expressions import Kind
 from rlcore.data_contracts.adapters.layouts import LAYOUTS
 from rlcore.data_contracts.adapters.table import ADAPTERS, CONTRACTS
-from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.contracts.contract import violations
 from rlcore.data_contracts.errors import ContractError, RowError
 from rlcore.data_contracts.gate.reading import Source, read_source, source_of

@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from rlcore.data_contracts.adapters.livecodebench import livecodebench_prompts
+from rlcore.data_contracts.adapters.code_sets import livecodebench_prompts
 from rlcore.data_contracts.contracts.code_tasks import CONTRACT, Trial, broken_tests, stub
 from rlcore.data_contracts.contracts.contract import violations
 from rlcore.data_contracts.errors import RowError

@@ -8,9 +8,10 @@ from typing import Any
 
 import pandas as pd
 
+from rlcore.data_contracts.adapters.convert import stream_of
+from rlcore.data_contracts.adapters.expressions import Kind
 from rlcore.data_contracts.adapters.fields import Messages
-from rlcore.data_contracts.adapters.table import CONTRACTS, OWN_ROWS
-from rlcore.data_contracts.adapters.targets import Kind
+from rlcore.data_contracts.adapters.table import CONTRACTS
 from rlcore.data_contracts.gate import data_gate
 from rlcore.data_contracts.gate.data_gate import GateLimits
 from rlcore.data_contracts.gate.reading import Source, source_of
@@ -52,7 +53,7 @@ def gate_rows(rows: Sequence[dict[str, Any]], kind: Kind = "preferences", **limi
 def gate_source(source: Source, kind: Kind, *, meter: TokenMeter = METER, make: Any = None, **limits: Any) -> Gated:
     """The gate over a source of rows in contract columns."""
     frames: list[pd.DataFrame] = []
-    stream = RowStream(source=source, make=make or OWN_ROWS[kind])
+    stream = RowStream(source=source, make=make) if make else stream_of(source, kind, adapter=kind)
     gate_limits = GateLimits(**{**LIMITS, **limits})
     result = data_gate.check(stream, CONTRACTS[kind], gate_limits, meter=meter, sink=frames.append)
     kept = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(CONTRACTS[kind].columns))

@@ -17,7 +17,7 @@ import pytest
 
 from rlcore.checks.canaries import reward_canary
 from rlcore.config import RewardTerm
-from rlcore.data_contracts.adapters.humaneval import humaneval_prompts
+from rlcore.data_contracts.adapters.code_sets import humaneval_prompts
 from rlcore.data_contracts.contracts.code_tasks import stub
 from rlcore.errors import CanaryError
 from rlcore.rewards import RewardResources, build_rewards

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from rlcore.data_contracts.adapters.targets import Kind
+from rlcore.data_contracts.adapters.expressions import Kind
 from rlcore.data_contracts.gate.data_gate import GateReport
 from rlcore.errors import CanaryError, ConfigError, DataError
 from rlcore.tasks.presets.data import DatasetConfig

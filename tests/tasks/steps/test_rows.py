@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from rlcore.data_contracts.adapters.code_sets import COLUMNS
 from rlcore.data_contracts.adapters.table import ADAPTERS
 from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig
@@ -232,7 +231,7 @@ def test_a_program_that_always_answers_the_same_must_fail() -> None:
 def test_rows_of_public_sets_are_tasks_whose_solutions_pass() -> None:
     require_bubblewrap()
     script = {"question": "Double.", "input_output": json.dumps({"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]})}
-    found = [(name, ROWS[name]) for name in COLUMNS] + [
+    found = [(name, ROWS[name]) for name in ("apps", "code_contests", "mbpp", "kodcode")] + [
         ("apps", {**script, "solutions": '["print(2*int(input()))"]'}),
         ("apps", {**ROWS["apps"], "solutions": ["def f(x): return 2 * x"]}),
     ]
