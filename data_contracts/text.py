@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from rlcore.data_contracts.characters import fold_confusables, folded, without_invisible
-from rlcore.data_contracts.gate.near_duplicates import packed
-from rlcore.data_contracts.memo import BoundedMemo
+from rlcore.data_contracts.gate.near_duplicates import BoundedMemo, packed
 
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"([0-9]+(?:[.,:][0-9]+)*)")

@@ -21,7 +21,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from rlcore.data_contracts.adapters.fields import Messages
-from rlcore.data_contracts.memo import BoundedMemo
+from rlcore.data_contracts.gate.near_duplicates import BoundedMemo
 from rlcore.data_contracts.text import normalised_chunks, words_of
 
 Sketch = Mapping[str, Any]

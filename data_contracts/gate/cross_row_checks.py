@@ -5,21 +5,32 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.contracts.datasets import PREFERENCE_PAIRS, PROMPTS
-from rlcore.data_contracts.gate.eval_leakage import IN_HISTORY, NEAR, Evaluated, LeakedRows, find_leaks
+from rlcore.data_contracts.gate.eval_leakage import (
+    IN_HISTORY,
+    NEAR,
+    Evaluated,
+    LeakedRows,
+    Overlap,
+    SharedWords,
+    find_leaks,
+    texts_of,
+)
 from rlcore.data_contracts.gate.ledger import EVAL, NO_ROWS, TRAIN, Column, Ledger, Mask, Numbers, Rows, is_repeated
-from rlcore.data_contracts.gate.lookup import look_up
-from rlcore.data_contracts.gate.overlap import Overlap, SharedWords, texts_of
-from rlcore.data_contracts.gate.row_summary import RowSummary
+from rlcore.data_contracts.gate.records import Origin
+from rlcore.data_contracts.gate.row_hashes import look_up
 from rlcore.data_contracts.gate.rules import DatasetState
 from rlcore.data_contracts.gate.splits import assign, held_out_prompts, representatives, select
 from rlcore.data_contracts.gate.stream import RowStream
 from rlcore.data_contracts.text import question_messages, question_text
+
+_SHOWN = 120  # characters of a text in a report
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,3 +277,44 @@ def _names(row: RowSummary, other: RowSummary) -> str:
 
 def _table(rows: list[tuple[int, int]]) -> Rows:
     return np.array(rows, dtype=np.int64).reshape(-1, 2)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowSummary:
+    """Row, or a prompt of another dataset, which has no ``origin``."""
+
+    origin: Origin | None
+    name: str
+    prompt: str
+    reference: str = ""
+    set_name: str = ""
+
+    @property
+    def place(self) -> str:
+        """Location in the source: ``line 7``."""
+        if self.origin is None:
+            return "another dataset"
+        return f"{self.origin.source}, line {self.origin.line}" if self.origin.source else f"line {self.origin.line}"
+
+
+RowSummaries = Mapping[int, RowSummary]
+
+
+def summarize_row(row: Mapping[str, Any], origin: Origin, contract: Contract) -> RowSummary:
+    """Summarize a row in contract columns."""
+    return RowSummary(
+        origin=origin,
+        name=row[contract.id_column][:_SHOWN],
+        prompt=_start_of(row["messages"]),
+        reference=str(row.get("reference", ""))[:_SHOWN],
+        set_name=str(row.get("set_id", ""))[:_SHOWN],
+    )
+
+
+def summarize_foreign(messages: Messages) -> RowSummary:
+    """Summarize an evaluation prompt of another dataset."""
+    return RowSummary(origin=None, name="", prompt=_start_of(messages))
+
+
+def _start_of(messages: Messages) -> str:
+    return messages[-1]["content"][:_SHOWN]

@@ -20,16 +20,20 @@ from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.drift.sketches import GROUP, Sketch, sketch
 from rlcore.data_contracts.errors import LEFT_OUT, ContractError
-from rlcore.data_contracts.gate.cross_row_checks import ResolvedRows, drop_overlaps, resolve_rows
-from rlcore.data_contracts.gate.eval_leakage import NEAR, Evaluated, evaluated_of
+from rlcore.data_contracts.gate.cross_row_checks import (
+    ResolvedRows,
+    RowSummaries,
+    drop_overlaps,
+    resolve_rows,
+    summarize_foreign,
+    summarize_row,
+)
+from rlcore.data_contracts.gate.eval_leakage import NEAR, Evaluated, Overlap, SharedWords, evaluated_of, texts_of
 from rlcore.data_contracts.gate.ledger import EVAL, NO_ROWS, SPLITS, TRAIN, Ledger, LedgerBuilder, Mask, Rows
-from rlcore.data_contracts.gate.lookup import Found, look_up, source_changed_error
-from rlcore.data_contracts.gate.overlap import Overlap, SharedWords, texts_of
 from rlcore.data_contracts.gate.records import Origin, Quarantined, canonical_row, excerpt
 from rlcore.data_contracts.gate.report import GateReport, RuleResult
-from rlcore.data_contracts.gate.row_hashes import hash_rows
-from rlcore.data_contracts.gate.row_rules import RowCheckConfig, RowFilter, check_rows
-from rlcore.data_contracts.gate.row_summary import RowSummaries, summarize_foreign, summarize_row
+from rlcore.data_contracts.gate.row_hashes import Found, hash_rows, look_up, source_changed_error
+from rlcore.data_contracts.gate.row_rules import RowCheckConfig, check_rows
 from rlcore.data_contracts.gate.rules import DatasetRule, DatasetState, RuleOutcome, dataset_rules
 from rlcore.data_contracts.gate.stream import HeldStream, RowStream
 from rlcore.data_contracts.gate.token_budget import TokenMeter, completed_lengths
@@ -42,36 +46,20 @@ IF_DIFFERENT = "where they are different questions, set near_duplicates = 'ignor
 
 
 @dataclass(frozen=True, kw_only=True)
-class GateLimits:
-    """Number of kept rows, and the limits that reject a dataset.
+class GateLimits(RowCheckConfig):
+    """Number of kept rows, and the limits that reject a row or a dataset.
 
-    ``max_tokens``: budget of one row. ``max_quarantined``: largest fraction of quarantined rows. ``evaluated``: prompts
-    of other datasets that must not be trained on. ``seed``: selects the training prompts if there are more.
-    ``is_exact``: texts are compared by every character. ``keeps_apart``: near duplicates of evaluation prompts are not
-    trained on either. ``shared_words``: the n-grams that training rows must not share with such prompts.
-    ``group_column``: names the document of each row, for the drift of its columns; empty if rows are independent.
+    ``max_quarantined``: largest fraction of quarantined rows. ``evaluated``: prompts of other datasets that must not be
+    trained on. ``shared_words``: the n-grams that training rows must not share with such prompts. ``group_column``:
+    names the document of each row, for the drift of its columns; empty if rows are independent.
     """
 
     num_train: int
     num_eval: int
-    max_tokens: int
     max_quarantined: float
     evaluated: Sequence[Messages] = ()
-    seed: int = 0
-    is_exact: bool = False
-    keeps_apart: bool = True
     shared_words: SharedWords = field(default_factory=SharedWords)
     group_column: str = ""
-
-    def terms(self, screen: RowFilter | None) -> RowCheckConfig:
-        """Return the settings of the checks of single rows."""
-        return RowCheckConfig(
-            max_tokens=self.max_tokens,
-            seed=self.seed,
-            is_exact=self.is_exact,
-            keeps_apart=self.keeps_apart,
-            screen=screen,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,26 +73,16 @@ class GateResult:
     report: GateReport
 
 
-def check(
-    stream: RowStream,
-    contract: Contract,
-    limits: GateLimits,
-    *,
-    meter: TokenMeter,
-    sink: Sink,
-    screen: RowFilter | None = None,
-) -> GateResult:
+def check(stream: RowStream, contract: Contract, limits: GateLimits, *, meter: TokenMeter, sink: Sink) -> GateResult:
     """Apply row rules, token budget, comparisons, selection and dataset rules; write kept rows to ``sink``.
 
-    Frames of kept rows in contract columns go to ``sink`` in their order if the dataset passes. ``screen``: a filter of
-    valid rows by their references, which returns reasons against some of them by index.
+    Frames of kept rows in contract columns go to ``sink`` in their order if the dataset passes.
     Raises:
         ContractError: the source cannot be read or has changed meanwhile, or its rows cannot be checked.
     """
     source_state, stream = stream.source.state(), HeldStream.of(stream)
-    terms = limits.terms(screen)
-    scanned = scan_rows(stream, contract, terms, meter=meter)
-    evaluated = evaluated_of(limits.evaluated, terms)
+    scanned = scan_rows(stream, contract, limits, meter=meter)
+    evaluated = evaluated_of(limits.evaluated, limits)
     resolved = resolve_rows(
         stream,
         scanned.ledger,

@@ -23,7 +23,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from rlcore.data_contracts.errors import ContractError
-from rlcore.data_contracts.gate.documents import csv_rows, json_rows, key_of_rows, parsed_row, wrapped_error
 from rlcore.data_contracts.gate.files import (
     COMPRESSED,
     FORMATS,
@@ -34,7 +33,14 @@ from rlcore.data_contracts.gate.files import (
     require_file,
     row_files,
 )
-from rlcore.data_contracts.gate.parquet_rows import read_batches
+from rlcore.data_contracts.gate.formats import (
+    csv_rows,
+    json_rows,
+    key_of_rows,
+    parsed_row,
+    read_batches,
+    wrapped_error,
+)
 from rlcore.data_contracts.gate.records import Origin, Quarantined, SourceRow, canonical_json
 
 _NAMES = {".parquet": "Parquet"}

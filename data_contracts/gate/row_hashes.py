@@ -1,9 +1,9 @@
-"""Hashes of a batch of rows for the ledger: texts become numbers, many at a time."""
+"""Rows of the ledger: hashes of a batch, many texts at a time, and rows that are read again from their source."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,12 @@ import numpy as np
 
 from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.contracts.contract import Contract
-from rlcore.data_contracts.gate.ledger import SPLITS, Column, Numbers
+from rlcore.data_contracts.errors import ContractError
+from rlcore.data_contracts.gate.ledger import SPLITS, Column, Ledger, Mask, Numbers, Rows
 from rlcore.data_contracts.gate.near_duplicates import bands_of, numbers_of
-from rlcore.data_contracts.gate.records import canonical_row
+from rlcore.data_contracts.gate.records import Origin, canonical_row
 from rlcore.data_contracts.gate.row_rules import RowCheckConfig
-from rlcore.data_contracts.gate.stream import Batch
+from rlcore.data_contracts.gate.stream import Batch, RowStream
 from rlcore.data_contracts.text import (
     exact_text,
     prompt_hash,
@@ -25,6 +26,7 @@ from rlcore.data_contracts.text import (
     visible_form,
 )
 
+_PARTS = 2**16  # rows that a line may make, generously
 MIN_TOKENS = 3  # shortest question that is searched in the history of other conversations: "Why?" is in many
 
 
@@ -137,3 +139,53 @@ def _digests(rows: Sequence[dict[str, Any]], without: Sequence[str]) -> Numbers:
         rows = [{name: value for name, value in row.items() if name not in without} for row in rows]
     packed = b"".join(hashlib.blake2b(canonical_row(row), digest_size=16).digest() for row in rows)
     return np.frombuffer(packed, dtype="<u8").astype(np.uint64).reshape(-1, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """Rows with their indices in the ledger."""
+
+    places: Rows
+    rows: list[dict[str, Any]]
+    origins: list[Origin]
+
+    def only(self, mask: Mask) -> Found:
+        """Select rows by a mask."""
+        hits = np.flatnonzero(mask).tolist()
+        return Found(
+            places=self.places[hits],
+            rows=[self.rows[hit] for hit in hits],
+            origins=[self.origins[hit] for hit in hits],
+        )
+
+
+def look_up(stream: RowStream, ledger: Ledger, places: Rows) -> Iterator[Found]:
+    """Read the rows at ``places`` (ascending) in their order, a batch at a time.
+
+    Raises:
+        ContractError: some of them no longer exist.
+    """
+    if not len(places):
+        return
+    num_found = 0
+    wanted = np.zeros(int(ledger.line[places[-1]]) + 1, dtype=bool)
+    wanted[ledger.line[places]] = True
+    codes = _codes(ledger.line[places], ledger.part[places])
+    for batch in stream.batches(wanted):
+        lines = np.array(batch.lines, dtype=np.int64)
+        own = _codes(lines, parts_of(lines))
+        at = np.minimum(np.searchsorted(codes, own), len(codes) - 1)
+        found = Found(places=places[at], rows=batch.rows, origins=batch.origins).only(codes[at] == own)
+        num_found += len(found.rows)
+        yield found
+    if num_found != len(places):
+        raise source_changed_error(stream.source.name)
+
+
+def source_changed_error(source: str) -> ContractError:
+    """Return the error for a source that has changed between two reads."""
+    return ContractError("the file changed while it was read", where=source, fix="run again")
+
+
+def _codes(lines: Column, parts: Column) -> Rows:
+    return lines * _PARTS + parts

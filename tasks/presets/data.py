@@ -20,7 +20,7 @@ COLUMNS = "columns"  # adapter of a mapping; equal to rlcore.data_contracts.adap
 POLICY = "policy"  # adapter of pairs that a policy samples
 HUB = "hub:"
 _MEASURES = 2  # problems; an accuracy on one has no interval
-_FEWEST_WORDS = 8  # equal to rlcore.data_contracts.gate.overlap
+_FEWEST_WORDS = 8  # equal to rlcore.data_contracts.gate.eval_leakage
 # Tables of a preset that name files, and the keys that do; first those whose files shipped presets have next to them.
 _SHIPPED = ((("stages", "*"), ("folder",)), (("stages", "*", "sampling", "agent"), ("files", "sandbox_read")))
 _PATHS = (

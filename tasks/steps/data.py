@@ -20,7 +20,7 @@ from rlcore.data_contracts.contracts import code_tasks
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.gate import data_gate
 from rlcore.data_contracts.gate.data_gate import GateLimits, GateReport, GateResult
-from rlcore.data_contracts.gate.overlap import SharedWords
+from rlcore.data_contracts.gate.eval_leakage import SharedWords
 from rlcore.data_contracts.gate.reading import Source, joined, read_source, source_of
 from rlcore.data_contracts.gate.row_rules import RowFilter
 from rlcore.data_contracts.gate.stream import RowStream
@@ -172,7 +172,8 @@ def _prepare(
             for split, write in add.items():
                 write(frame[frame["split"] == split])
 
-        result = data_gate.check(stream, contract, limits, meter=token_meter(tokens), sink=sink, screen=looked)
+        screened = replace(limits, screen=looked)
+        result = data_gate.check(stream, contract, screened, meter=token_meter(tokens), sink=sink)
         _write_report(result, folder, where=stream.source.name)
     return result.report
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rlcore.data_contracts import text
 from rlcore.data_contracts.characters import fold_confusables, folded, has_visible, without_invisible
 from rlcore.data_contracts.drift import sketches
+from rlcore.data_contracts.gate.near_duplicates import BoundedMemo
 from rlcore.data_contracts.gate.records import canonical_json, canonical_row
-from rlcore.data_contracts.memo import BoundedMemo
 from rlcore.data_contracts.text import normalise, prompt_hash, prompt_key, question_text, visible_form
 from tests.reference import data_gate as slow
 

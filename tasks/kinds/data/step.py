@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.gate.data_gate import GateReport
-from rlcore.data_contracts.gate.overlap import Overlap
+from rlcore.data_contracts.gate.eval_leakage import Overlap
 from rlcore.data_contracts.text import prompt_key
 from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig, too_few_held_out

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rlcore.data_contracts.adapters.table import ADAPTERS, CONTRACTS, own_ranked_sets
 from rlcore.data_contracts.errors import ContractError
-from rlcore.data_contracts.gate.overlap import SharedWords
+from rlcore.data_contracts.gate.eval_leakage import SharedWords
 from rlcore.data_contracts.gate.reading import read_source, source_of
 from rlcore.data_contracts.gate.report import GateReport
 from tests.data_contracts.gate.gating import METER, Gated, gate_rows, gate_source

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.data_contracts.contracts.datasets import DEMONSTRATIONS
-from rlcore.data_contracts.gate.eval_leakage import MAX_NEAR
+from rlcore.data_contracts.gate.eval_leakage import FEWEST_WORDS, MAX_NEAR, NGRAM_WORDS, Overlap, texts_of
 from rlcore.data_contracts.gate.near_duplicates import (
     MAX_BUCKET,
     bands_of,
@@ -20,7 +20,6 @@ from rlcore.data_contracts.gate.near_duplicates import (
     numbers_of,
     packed,
 )
-from rlcore.data_contracts.gate.overlap import FEWEST_WORDS, NGRAM_WORDS, Overlap, texts_of
 from rlcore.data_contracts.text import question_text, words_of
 from tests.data_contracts.gate.gating import Gated, gate_rows
 
