@@ -72,29 +72,12 @@ def question_text(text: str) -> str:
     words are removed. Characters that may have meaning stay: operators, brackets and signs next to a number or a single
     letter, ``5!``, a decimal point, runs of symbols (``([)]``). Thus ``4+3`` is ``4 + 3`` and not ``4-3``.
     """
-    return _typed_alike(text)[0]
-
-
-def question_and_hashes(text: str) -> tuple[str, bytes]:
-    """Return :func:`question_text`, and the hashes of its words and signs, as in ``near_duplicates.packed``."""
-    question, chunks, is_quoted = _typed_alike(text)
-    if chunks is None:
-        return question, packed(question.split())
-    return question, b"".join(map((_QUOTED_HASHES if is_quoted else _HASHES).__getitem__, chunks))
-
-
-def _typed_alike(text: str) -> tuple[str, list[str] | None, bool]:
-    """Return the reduced question, its chunks if it is made of them piece by piece, and True if it may have quotes.
-
-    Otherwise a mark after a number is a prime.
-    """
     plain = folded(html.unescape(text) if "&" in text else text)
-    is_quoted, chunks = plain.startswith("'") or " '" in plain, plain.split()
-    words = " ".join(filter(None, map((_QUOTED if is_quoted else _PIECES).__getitem__, chunks)))
+    is_quoted = plain.startswith("'") or " '" in plain  # else a mark after a number is a prime
+    words = " ".join(filter(None, map((_QUOTED if is_quoted else _PIECES).__getitem__, plain.split())))
     if _MAY_BE_LONE.search(words):  # a tenth of the time of searching the whole pattern
-        return _LONE.sub(_without_lone, words).rstrip(_AT_THE_END), None, is_quoted
-    bare = words.rstrip(_AT_THE_END)
-    return bare, chunks if len(bare) == len(words) else None, is_quoted
+        words = _LONE.sub(_without_lone, words)
+    return words.rstrip(_AT_THE_END)
 
 
 def exact_text(text: str) -> str:
@@ -188,6 +171,4 @@ def _is_mark(one: str) -> bool:
 
 
 _PIECES, _QUOTED = BoundedMemo(_piece, most=2**17), BoundedMemo(_quoted_piece, most=2**15)
-_HASHES = BoundedMemo(lambda chunk: packed(_PIECES[chunk].split()), most=2**17)
-_QUOTED_HASHES = BoundedMemo(lambda chunk: packed(_QUOTED[chunk].split()), most=2**15)
 _WORD_HASHES = BoundedMemo(lambda chunk: packed(_WORD.findall(chunk)), most=2**17)

@@ -30,7 +30,7 @@ from rlcore.data_contracts.gate.cross_row_checks import (
 )
 from rlcore.data_contracts.gate.eval_leakage import NEAR, Evaluated, Overlap, SharedWords, evaluated_of, texts_of
 from rlcore.data_contracts.gate.ledger import EVAL, NO_ROWS, SPLITS, TRAIN, Ledger, LedgerBuilder, Mask, Rows
-from rlcore.data_contracts.gate.records import Origin, Quarantined, canonical_row, excerpt
+from rlcore.data_contracts.gate.records import Origin, Quarantined, canonical_json, excerpt
 from rlcore.data_contracts.gate.report import GateReport, RuleResult
 from rlcore.data_contracts.gate.row_hashes import Found, hash_rows, look_up, source_changed_error
 from rlcore.data_contracts.gate.row_rules import RowCheckConfig, check_rows
@@ -349,7 +349,7 @@ class KeptRows:
 
     def _spelled(self, row: dict[str, Any]) -> bytes:
         has_others = len(row) > len(self._written)
-        return canonical_row({name: row[name] for name in self._written} if has_others else row)
+        return canonical_json({name: row[name] for name in self._written} if has_others else row)
 
     @property
     def digest(self) -> str:

@@ -21,6 +21,7 @@ from rlcore.data_contracts.gate.near_duplicates import (
     candidates,
     is_near_duplicate,
     numbers_of,
+    packed,
     unpacked,
 )
 from rlcore.data_contracts.gate.row_hashes import prompt_of
@@ -79,8 +80,8 @@ def evaluated_of(conversations: Sequence[Messages], terms: RowCheckConfig) -> Ev
         messages=[conversations[place] for place in first],
         keys=numbers_of([one.key for one in chosen]),
         questions=questions,
-        bands=bands_of([one.hashes for one in chosen]).reshape(-1, BANDS),
-        tokens=[one.words.split() for one in chosen],
+        bands=bands_of([packed(one.words) for one in chosen]).reshape(-1, BANDS),
+        tokens=[one.words for one in chosen],
     )
 
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 EXCERPT_CHARACTERS = 200
-_PLAIN_NUMBERS = 1e-3, 1e9  # floats between these, and 0, are formatted alike by both encoders
-_TEXTS = frozenset({str})
 _CANONICAL = json.JSONEncoder(ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
 
 
@@ -80,22 +75,3 @@ def canonical_json(value: object) -> bytes:
         TypeError: a value that JSON does not have.
     """
     return _CANONICAL.encode(value).encode("utf-8")
-
-
-def canonical_row(row: Mapping[str, Any]) -> bytes:
-    """Return :func:`canonical_json` of a contract row, in a third of the time for texts and plain numbers."""
-    if all(_is_plain(value) for value in row.values() if type(value) is not str):
-        try:
-            return orjson.dumps(row, option=orjson.OPT_SORT_KEYS)
-        except orjson.JSONEncodeError:  # a lone surrogate, an integer of more than 64 bits
-            pass
-    return canonical_json(row)
-
-
-def _is_plain(value: object) -> bool:
-    """Return True if both encoders certainly format a value, which is no text, alike."""
-    if type(value) is float:
-        return _PLAIN_NUMBERS[0] <= abs(value) <= _PLAIN_NUMBERS[1] or (value == 0 and math.copysign(1, value) > 0)
-    if type(value) is list:
-        return all(type(one) is str or (type(one) is dict and {*map(type, one.values())} <= _TEXTS) for one in value)
-    return type(value) is int or value is None

@@ -13,14 +13,13 @@ from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate.ledger import SPLITS, Column, Ledger, Mask, Numbers, Rows
-from rlcore.data_contracts.gate.near_duplicates import bands_of, numbers_of
-from rlcore.data_contracts.gate.records import Origin, canonical_row
+from rlcore.data_contracts.gate.near_duplicates import bands_of, numbers_of, packed
+from rlcore.data_contracts.gate.records import Origin, canonical_json
 from rlcore.data_contracts.gate.row_rules import RowCheckConfig
 from rlcore.data_contracts.gate.stream import Batch, RowStream
 from rlcore.data_contracts.text import (
     exact_text,
     prompt_hash,
-    question_and_hashes,
     question_messages,
     question_text,
     visible_form,
@@ -34,7 +33,7 @@ MIN_TOKENS = 3  # shortest question that is searched in the history of other con
 class _Prompt:
     """Compared texts of a conversation; see the columns of the ledger.
 
-    ``words``: the words and signs of its question, empty without a search for near duplicates; ``hashes``: of each.
+    ``words``: the words and signs of its question; none without a search for near duplicates.
     """
 
     spelling: int
@@ -42,8 +41,7 @@ class _Prompt:
     key: str
     question: str
     turns: tuple[str, ...]
-    words: str
-    hashes: bytes
+    words: Sequence[str]
 
 
 def hash_rows(batch: Batch, contract: Contract, terms: RowCheckConfig) -> tuple[dict[str, Column], Numbers]:
@@ -74,7 +72,7 @@ def _hash_prompts(rows: Sequence[dict[str, Any]], terms: RowCheckConfig) -> dict
         "order": np.array([one.order for one in found], dtype=np.uint64)[places],
         "key": numbers_of([one.key for one in found])[places],
         "question": _numbers_or_zero([one.question for one in found])[places],
-        "bands": bands_of([one.hashes for one in found])[places],
+        "bands": bands_of([packed(one.words) for one in found])[places],
         "turn_row": np.repeat(np.arange(len(rows)), sizes),
         "turn_key": numbers_of([turn for place in places.tolist() for turn in found[place].turns]),
     }
@@ -85,11 +83,11 @@ def prompt_of(messages: Messages, terms: RowCheckConfig) -> _Prompt:
     digest = prompt_hash(messages)
     question = question_messages(messages)
     same = exact_text if terms.is_exact else question_text
-    found = [question_and_hashes(turn["content"]) for turn in question]
-    texts = [exact_text(turn["content"]) for turn in question] if terms.is_exact else [text for text, _ in found]
+    found = [question_text(turn["content"]) for turn in question]
+    texts = [exact_text(turn["content"]) for turn in question] if terms.is_exact else found
     lines = [f"{turn['role']}: {text}" for turn, text in zip(question, texts, strict=True)]
     key = "\n".join(lines)
-    hashes = b"".join([one for _, one in found]) if terms.keeps_apart else b""
+    words = " ".join(found).split() if terms.keeps_apart else []
     is_alone = len(question) == 1
     turns: tuple[str, ...] = ()
     if terms.keeps_apart and not is_alone:
@@ -99,10 +97,9 @@ def prompt_of(messages: Messages, terms: RowCheckConfig) -> _Prompt:
         spelling=int(digest[:16], 16),
         order=int(hashlib.sha256(f"{terms.seed}/{digest}".encode()).hexdigest()[:16], 16),
         key=key,
-        question=(texts[0] if is_alone else key) if len(hashes) >= 8 * MIN_TOKENS else "",
+        question=(texts[0] if is_alone else key) if len(words) >= MIN_TOKENS else "",
         turns=turns,
-        words=" ".join([text for text, _ in found]) if terms.keeps_apart else "",
-        hashes=hashes,
+        words=words,
     )
 
 
@@ -137,8 +134,8 @@ def parts_of(lines: Column) -> Column:
 def _digests(rows: Sequence[dict[str, Any]], without: Sequence[str]) -> Numbers:
     if without:
         rows = [{name: value for name, value in row.items() if name not in without} for row in rows]
-    packed = b"".join(hashlib.blake2b(canonical_row(row), digest_size=16).digest() for row in rows)
-    return np.frombuffer(packed, dtype="<u8").astype(np.uint64).reshape(-1, 2)
+    content = b"".join(hashlib.blake2b(canonical_json(row), digest_size=16).digest() for row in rows)
+    return np.frombuffer(content, dtype="<u8").astype(np.uint64).reshape(-1, 2)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,6 @@ from rlcore.data_contracts.gate.stream import Batch
 from rlcore.data_contracts.gate.token_budget import UNKNOWN, Lengths, TokenMeter, measure
 from rlcore.data_contracts.text import visible_form
 
-_FIRST = 8  # words in which most texts differ
-
 RowFilter = Callable[[Sequence[str]], Mapping[int, str]]
 
 
@@ -105,14 +103,8 @@ def _alike(rows: Sequence[dict[str, Any]], answers: Sequence[str]) -> list[RowVi
     return [
         RowViolation(row=place, field=rejected, value=row[rejected], reason="chosen and rejected look the same")
         for place, row in enumerate(rows)
-        if _look_alike(row[chosen], row[rejected])
+        if visible_form(row[chosen]) == visible_form(row[rejected])
     ]
-
-
-def _look_alike(one: str, other: str) -> bool:
-    if one.isascii() and other.isascii() and one.split(None, _FIRST)[:_FIRST] != other.split(None, _FIRST)[:_FIRST]:
-        return False
-    return visible_form(one) == visible_form(other)
 
 
 def _left(rows: Sequence[dict[str, Any]], broken: Sequence[RowViolation]) -> list[int]:

@@ -1,9 +1,4 @@
-"""Standard JSON, stricter than Python's parser: no NaN, no duplicate keys, bounded depth.
-
-orjson reads most lines in a third of the time, but accepts duplicate keys and turns integers of more than 64 bits into
-floats. Its result is used only if the line's quotes show that no key was lost, and no number is in doubt. The strict
-parser reads all other lines, and reports all reasons.
-"""
+"""Standard JSON, stricter than Python's parser: no NaN, no duplicate keys, bounded depth."""
 
 from __future__ import annotations
 
@@ -12,11 +7,7 @@ import math
 import re
 from typing import Any, NoReturn
 
-import orjson
-
 MAX_DEPTH = 32
-_LARGEST_EXACT = 2.0**53  # an integer that became a float exceeds it
-_IN_DOUBT = -(2**60)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -25,41 +16,8 @@ def parse_object(line: bytes) -> dict[str, Any]:
 
     Raises:
         ValueError: with the reason: not UTF-8, not JSON, not an object, a duplicate key, NaN or infinity (``1e999``
-            included), a lone surrogate, a NUL character, deeper than 32 levels, an integer of thousands of
-                digits.
+            included), a lone surrogate, a NUL character, deeper than 32 levels, an integer of thousands of digits.
     """
-    value = _parse_fast(line)
-    return _strictly(line) if value is None else value
-
-
-def _parse_fast(line: bytes) -> dict[str, Any] | None:
-    """Return the object of a line that both parsers certainly read alike; None if that is unsure."""
-    if b"\\u0000" in line:  # other characters that the strict parser refuses are no JSON for orjson either
-        return None
-    try:
-        value = orjson.loads(line)
-    except orjson.JSONDecodeError:
-        return None
-    if line.count(b"{") + line.count(b"[") > MAX_DEPTH and _is_deep(value, MAX_DEPTH):
-        return None
-    single = line.replace(b"\\\\", b"") if b"\\\\" in line else line  # no backslash before a quote is escaped itself
-    quotes = single.count(b'"') - single.count(b'\\"')
-    return value if isinstance(value, dict) and 2 * _num_texts(value) == quotes else None
-
-
-def _num_texts(value: object) -> int:
-    """Return the number of texts in a value, including keys; negative if a number is in doubt."""
-    if isinstance(value, str):
-        return 1
-    if isinstance(value, dict):
-        return len(value) + sum([1 if type(item) is str else _num_texts(item) for item in value.values()])
-    if isinstance(value, list):
-        return sum(map(_num_texts, value))
-    is_doubtful = type(value) is float and (abs(value) >= _LARGEST_EXACT or math.copysign(1.0, value) < 0.0)
-    return _IN_DOUBT if is_doubtful else 0
-
-
-def _strictly(line: bytes) -> dict[str, Any]:
     try:
         text = line.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -82,9 +40,7 @@ def parse_value(text: str) -> Any:
         raise ValueError(f"malformed JSON: {error.msg} at character {error.pos}") from error
     except RecursionError as error:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels") from error
-    if text.count("{") + text.count("[") > MAX_DEPTH and _is_deep(
-        value, MAX_DEPTH
-    ):  # fewer brackets cannot nest deeper
+    if text.count("{") + text.count("[") > MAX_DEPTH and _is_deep(value, MAX_DEPTH):
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
     if "\\u" in text:  # only an escape can encode code points that UTF-8 and JSON reject
         _check_characters(value)

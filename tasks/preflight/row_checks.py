@@ -14,7 +14,7 @@ from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.errors import LEFT_OUT, ContractError, RowError
 from rlcore.data_contracts.gate.data_gate import group_of
 from rlcore.data_contracts.gate.reading import Items, Source, Wanted
-from rlcore.data_contracts.gate.records import Quarantined, SourceRow, canonical_row
+from rlcore.data_contracts.gate.records import Quarantined, SourceRow, canonical_json
 from rlcore.data_contracts.gate.row_rules import RowCheckConfig, check_rows
 from rlcore.data_contracts.gate.stream import Batch, RowFn, RowStream
 from rlcore.errors import RlcoreError
@@ -173,7 +173,7 @@ def _repeated(
         if place in refused:
             continue
         name = row[contract.id_column]
-        texts = canonical_row({key: row[key] for key in ("messages", *contract.answers)})
+        texts = canonical_json({key: row[key] for key in ("messages", *contract.answers)})
         if known.setdefault(name, texts) != texts:
             reason = "an earlier row with other texts has this id; ids are unique, and made if there are none"
             yield Quarantined(origin=origin, field=contract.id_column, excerpt=name, reason=reason)
