@@ -16,8 +16,11 @@ import torch
 
 from benchmarks.faults.lab import scratch
 from rlcore.algorithms.kl import KL_LOSSES
+from rlcore.distributed import rank_pool
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.learner import Learner
+from rlcore.training.optim import clip_gradient
+from rlcore.types import Score
 
 Turn = Callable[[Any], Any]
 Inject = Callable[[ExitStack], Any]
@@ -334,3 +337,151 @@ def around(method: str, change: Callable[[torch.Tensor, torch.Tensor], Any], wor
 def slower(word: str, factor: float) -> Inject:
     """Reduce the steps of tensors of a name."""
     return around("_take_steps", lambda now, first: now.copy_(first + factor * (now - first)), word)
+
+
+def penalised() -> Inject:
+    """Lower the logits of tokens that a completion has already."""
+    seen: list[torch.Tensor] = []
+
+    def draw(old: Any, logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> Any:
+        if not seen or len(seen[0]) != len(logits):
+            seen[:] = [torch.zeros_like(logits, dtype=torch.bool)]
+        tempered = logits / temperature
+        lowered = torch.where(tempered > 0, tempered / 1.5, tempered * 1.5)
+        tokens, _ = old(torch.where(seen[0], lowered, tempered), uniforms, temperature=1.0)
+        seen[0][torch.arange(len(tokens)), tokens] = True
+        return tokens, tempered.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+
+    return at("sampling.native:sample_tokens", draw)
+
+
+def greedy_at_first(choose: Any) -> Any:
+    """Take the likeliest token in the first draw."""
+    calls = itertools.count()
+
+    def chosen(logits: torch.Tensor, uniforms: torch.Tensor) -> Any:
+        found, tokens = choose(logits, uniforms), logits.argmax(-1)
+        return found if next(calls) else (tokens, logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0])
+
+    return chosen
+
+
+def repeated() -> Inject:
+    """Give the scores of the first iteration again and again."""
+    first: list[Any] = []
+
+    def change(them: list[Any]) -> list[Any]:
+        first.extend([] if first else them)
+        return [first[place % len(first)] for place in range(len(them))]
+
+    return scores(change)
+
+
+def gradient_kept() -> Inject:
+    """Add each gradient to the next one too."""
+    kept: dict[int, torch.Tensor] = {}
+
+    def change(them: list[Any]) -> None:
+        for one in them:
+            found = one.grad.clone()
+            one.grad.add_(kept.get(id(one), torch.zeros_like(found)))
+            kept[id(one)] = found
+
+    return gradients(change)
+
+
+def divided() -> Inject:
+    """Divide losses by the number of micro-batches."""
+    counts: list[int] = []
+    add = arg("training.learner:add_gradient", loss=lambda loss: loss / max(1, counts[-1]))
+    return both(out("training.learner:pack_for", lambda made: counts.append(len(made)) or made), add)
+
+
+def clipped_too_early() -> Inject:
+    """Clip the gradient after each micro-batch."""
+    policies: list[Any] = []
+
+    def accumulate(old: Any, self: Any, *given: Any) -> Any:
+        policies[:] = [self.policy]
+        return old(self, *given)
+
+    def add(old: Any, *given: Any, **more: Any) -> None:
+        old(*given, **more)
+        clip_gradient(policies[0].parameters(), max_grad_norm=0.05)
+
+    return both(at("training.learner:Learner._accumulate", accumulate), at("training.learner:add_gradient", add))
+
+
+def later_steps(change: Any) -> Inject:
+    """Change an optimizer before all steps of an update but the first."""
+    count = itertools.count(1)
+    return stepping(lambda optimizer: change(optimizer) if next(count) % 4 != 1 else None)
+
+
+def every_second_step() -> Inject:
+    """Leave out every second step."""
+    count = itertools.count(1)
+    clear = {"set_to_none": True}
+    return at("training.learner:take_step", lambda old, it: old(it) if next(count) % 2 else it.zero_grad(**clear))
+
+
+def encoded(change: Any) -> Any:
+    """Change the samples of an update on their way to the ranks."""
+
+    def encode(old: Any, value: Any) -> bytes:
+        method, (given, *others), settings = value[0], value[1] or (None,), value[2]
+        changed = (method, (tuple(change(list(given))), *others), settings) if method == "update" else value
+        return bytes(old(changed))
+
+    return encode
+
+
+def second_rank(old: Any, self: rank_pool.RankPool, method: str, *given: Any, **settings: Any) -> Any:
+    """Send the second rank other samples."""
+    end = self.transport._ends[1]
+    send, others = end.send_bytes, encoded(before("advantages"))(rank_pool.encode, (method, given, settings))
+    end.send_bytes = lambda data: send(others)
+    try:
+        return old(self, method, *given, **settings)
+    finally:
+        end.send_bytes = send
+
+
+def remembered_by_text() -> Inject:
+    """Let the verifier remember texts, and not prompts."""
+    known: dict[str, Score] = {}
+
+    def call(old: Any, self: Any, rollouts: Any) -> Any:
+        found = old(self, rollouts)
+        return [known.setdefault(one.text, score) for one, score in zip(rollouts, found, strict=True)]
+
+    return at("rewards.math_answer:MathReward.__call__", call)
+
+
+def contains(old: Any, self: Any, rollouts: Any) -> list[Score]:
+    """Score a text that contains the reference."""
+    values = [float(one.prompt.reference in one.text) for one in rollouts]
+    return [Score(value=value, terms={"math": value}) for value in values]
+
+
+def graded_with_others(old: Any, self: Any, rollouts: Any) -> Any:
+    """Leave each rollout the reference of another prompt."""
+    for place, rollout in enumerate(rollouts):
+        other = rollouts[(place + 4) % len(rollouts)].prompt.reference
+        object.__setattr__(rollout, "prompt", replace(rollout.prompt, reference=other))
+    return old(self, rollouts)
+
+
+def tokens_of_the_one_before(them: list[Any]) -> list[Any]:
+    """Use the tokens of the previous sample, if it is as long."""
+    return [
+        replace(a, completion_ids=b.completion_ids) if len(a.completion_ids) == len(b.completion_ids) else a
+        for a, b in zip(them, moved_on(them), strict=True)
+    ]
+
+
+def last_layer_alone(old: Any, pairs: Any, config: Any) -> Any:
+    """Train the last layer and the head."""
+    for name, parameter in (one for module, _ in pairs for one in module.named_parameters()):
+        parameter.requires_grad_("layers.1" in name or "head" in name)
+    return old(pairs, config)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from contextlib import ExitStack
@@ -17,8 +16,6 @@ from benchmarks.faults.injectors import *
 from benchmarks.faults.lab import AGENT, CALCULATOR, EVALUATED, NUM_ITERATIONS, SUMS, TWO_RANKS, UNTIED, start
 from rlcore.algorithms.kl import k3_plain_loss
 from rlcore.algorithms.ratios import completion_ratio
-from rlcore.distributed import rank_pool
-from rlcore.training.optim import clip_gradient
 from rlcore.types import Rollout, Score
 
 NATIVE, LEARNER = "sampling.native:NativeSampler", "training.learner:Learner"
@@ -31,31 +28,6 @@ SPLIT, OPTIMIZER, SCHEDULE, STEP = (
 )
 STATES, CRITIC = "training.losses:completion_states", "training.losses:critic_loss"
 VALUES, WIRE = "training.scoring_models:score_values", "distributed.rank_pool:encode"
-
-
-def _penalised() -> Inject:
-    seen: list[torch.Tensor] = []
-
-    def draw(old: Any, logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> Any:
-        if not seen or len(seen[0]) != len(logits):
-            seen[:] = [torch.zeros_like(logits, dtype=torch.bool)]
-        tempered = logits / temperature
-        lowered = torch.where(tempered > 0, tempered / 1.5, tempered * 1.5)
-        tokens, _ = old(torch.where(seen[0], lowered, tempered), uniforms, temperature=1.0)
-        seen[0][torch.arange(len(tokens)), tokens] = True
-        return tokens, tempered.log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-
-    return at(TOKENS, draw)
-
-
-def _greedy_at_first(choose: Any) -> Any:
-    calls = itertools.count()
-
-    def chosen(logits: torch.Tensor, uniforms: torch.Tensor) -> Any:
-        found, tokens = choose(logits, uniforms), logits.argmax(-1)
-        return found if next(calls) else (tokens, logits.log_softmax(-1).gather(-1, tokens[:, None])[:, 0])
-
-    return chosen
 
 
 def _without_end(one: Rollout) -> Rollout:
@@ -75,120 +47,6 @@ def _weighted_wrongly(old: Any, self: Any, row: Any) -> Score:
     made: Score = old(self, row)
     total = sum(part.weight * made.terms.get(part.reward.name, 0.0) * 1.5 for part in self.terms)
     return replace(made, value=total)
-
-
-def _repeated() -> Inject:
-    first: list[Any] = []
-
-    def change(them: list[Any]) -> list[Any]:
-        first.extend([] if first else them)
-        return [first[place % len(first)] for place in range(len(them))]
-
-    return scores(change)
-
-
-def _remembered_by_text() -> Inject:
-    known: dict[str, Score] = {}
-
-    def call(old: Any, self: Any, rollouts: Any) -> Any:
-        found = old(self, rollouts)
-        return [known.setdefault(one.text, score) for one, score in zip(rollouts, found, strict=True)]
-
-    return at(MATH, call)
-
-
-def _contains(old: Any, self: Any, rollouts: Any) -> list[Score]:
-    values = [float(one.prompt.reference in one.text) for one in rollouts]
-    return [Score(value=value, terms={"math": value}) for value in values]
-
-
-def _graded_with_others(old: Any, self: Any, rollouts: Any) -> Any:
-    for place, rollout in enumerate(rollouts):
-        other = rollouts[(place + 4) % len(rollouts)].prompt.reference
-        object.__setattr__(rollout, "prompt", replace(rollout.prompt, reference=other))
-    return old(self, rollouts)
-
-
-def _tokens_of_the_one_before(them: list[Any]) -> list[Any]:
-    return [
-        replace(a, completion_ids=b.completion_ids) if len(a.completion_ids) == len(b.completion_ids) else a
-        for a, b in zip(them, moved_on(them), strict=True)
-    ]
-
-
-def _encoded(change: Any) -> Any:
-    def encode(old: Any, value: Any) -> bytes:
-        method, (given, *others), settings = value[0], value[1] or (None,), value[2]
-        changed = (method, (tuple(change(list(given))), *others), settings) if method == "update" else value
-        return bytes(old(changed))
-
-    return encode
-
-
-def _second_rank(old: Any, self: rank_pool.RankPool, method: str, *given: Any, **settings: Any) -> Any:
-    end = self.transport._ends[1]
-    send, others = end.send_bytes, _encoded(before("advantages"))(rank_pool.encode, (method, given, settings))
-    end.send_bytes = lambda data: send(others)
-    try:
-        return old(self, method, *given, **settings)
-    finally:
-        end.send_bytes = send
-
-
-def _gradient_kept() -> Inject:
-    kept: dict[int, torch.Tensor] = {}
-
-    def change(them: list[Any]) -> None:
-        for one in them:
-            found = one.grad.clone()
-            one.grad.add_(kept.get(id(one), torch.zeros_like(found)))
-            kept[id(one)] = found
-
-    return gradients(change)
-
-
-def _divided() -> Inject:
-    counts: list[int] = []
-    add = arg("training.learner:add_gradient", loss=lambda loss: loss / max(1, counts[-1]))
-    return both(out("training.learner:pack_for", lambda made: counts.append(len(made)) or made), add)
-
-
-def _clipped_too_early() -> Inject:
-    policies: list[Any] = []
-
-    def accumulate(old: Any, self: Any, *given: Any) -> Any:
-        policies[:] = [self.policy]
-        return old(self, *given)
-
-    def add(old: Any, *given: Any, **more: Any) -> None:
-        old(*given, **more)
-        clip_gradient(policies[0].parameters(), max_grad_norm=0.05)
-
-    return both(at(f"{LEARNER}._accumulate", accumulate), at("training.learner:add_gradient", add))
-
-
-@torch.no_grad()
-def _disturbed(old: Any, optimizer: torch.optim.Optimizer) -> None:
-    old(optimizer)
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        parameter.add_(1e-3)
-
-
-def _later_steps(change: Any) -> Inject:
-    count = itertools.count(1)
-    return stepping(lambda optimizer: change(optimizer) if next(count) % 4 != 1 else None)
-
-
-def _every_second_step() -> Inject:
-    count = itertools.count(1)
-    clear = {"set_to_none": True}
-    return at(STEP, lambda old, it: old(it) if next(count) % 2 else it.zero_grad(**clear))
-
-
-def _last_layer_alone(old: Any, pairs: Any, config: Any) -> Any:
-    for name, parameter in (one for module, _ in pairs for one in module.named_parameters()):
-        parameter.requires_grad_("layers.1" in name or "head" in name)
-    return old(pairs, config)
 
 
 def _merged_twice(old: Any, policy: Any) -> dict[str, torch.Tensor]:
@@ -222,8 +80,8 @@ ENGINE: dict[str, Inject] = {
     "the engine never draws an end": drawing(likelier("", -torch.inf)),
     "the engine draws ends 1.6 times as often": drawing(likelier("", 0.5)),
     "the engine draws a digit half as often": drawing(likelier("1", -0.7)),
-    "the engine lowers tokens that came before": fresh(_penalised),
-    "the engine draws each first token greedily": arg(DECODE, choose=_greedy_at_first),
+    "the engine lowers tokens that came before": fresh(penalised),
+    "the engine draws each first token greedily": arg(DECODE, choose=greedy_at_first),
     "the engine reports log-probabilities of a flatter model": drawing(times(1.0), lambda it, heat: 0.97 * it / heat),
     "later: the engine draws and reports at 0.98 of the temperature": arg(TOKENS, temperature=times(0.98)),
     "the engine draws from streams of another seed": arg(UNIFORMS, seed=lambda seed: seed + 1),
@@ -266,7 +124,7 @@ REWARDS: dict[str, Inject] = {
     "one score in eight is that of the rollout before": scores(
         lambda them: [them[place - 1] if place % 8 == 3 else one for place, one in enumerate(them)]
     ),
-    "scores are those of the first iteration": fresh(_repeated),
+    "scores are those of the first iteration": fresh(repeated),
     "rewards shuffled": scores(shuffled),
     "rewards shuffled from the tenth iteration on": fresh(lambda: scores(since(10, shuffled))),
     "a constant reward": scores(whole(always(0.5))),
@@ -277,11 +135,11 @@ REWARDS: dict[str, Inject] = {
     "the verifier calls right wrong, later": fresh(lambda: out(MATH, since(30, whole(lambda value: 1.0 - value)))),
     "the verifier says 0 to all, later": fresh(lambda: out(MATH, since(30, whole(always(0.0))))),
     "the verifier says 1 to all, later": fresh(lambda: out(MATH, since(30, whole(always(1.0))))),
-    "the verifier accepts answers that contain the reference": at(MATH, _contains),
-    "later: the verifier remembers texts, and not prompts": fresh(_remembered_by_text),
+    "the verifier accepts answers that contain the reference": at(MATH, contains),
+    "later: the verifier remembers texts, and not prompts": fresh(remembered_by_text),
     "a term gives its scores in another order": out("rewards.length:LengthReward.__call__", moved_on),
     "completions keep the reference that they were graded with, another prompt's": at(
-        "rewards.mix:WeightedReward.__call__", _graded_with_others
+        "rewards.mix:WeightedReward.__call__", graded_with_others
     ),
 }
 PROMPTS: dict[str, Inject] = {
@@ -305,8 +163,7 @@ PROMPTS: dict[str, Inject] = {
         SCORED, lambda them: list(map(list, zip(*them, strict=True)))
     ),
     "one completion of each group stands in the next": out(
-        SCORED,
-        lambda them: [[*a[:-1], b[-1]] for a, b in zip(them, moved_on(them), strict=True)],
+        SCORED, lambda them: [[*a[:-1], b[-1]] for a, b in zip(them, moved_on(them), strict=True)]
     ),
     "groups are numbered one completion late": arg("training.experience:lay_out_episodes", group=moved_on),
     "a group is lost after it was scored": out(SCORED, lambda them: them[:-1]),
@@ -333,7 +190,7 @@ SAMPLES: dict[str, Inject] = {
     "the learner gets masks without the last token": learner_gets(each(loss_mask=mask_at(-1))),
     "the learner gets half of the samples": learner_gets(lambda them: them[::2]),
     "the learner gets the samples of the update before": fresh(lambda: learner_gets(one_behind())),
-    "an update begins with tokens of another sample": update_gets(_tokens_of_the_one_before),
+    "an update begins with tokens of another sample": update_gets(tokens_of_the_one_before),
     "an update begins with advantages of the other sign": update_gets(each(advantages=torch.neg)),
 }
 LOSSES: dict[str, Inject] = {
@@ -373,7 +230,7 @@ STEPS: dict[str, Inject] = {
     ),
     "the gradient of one tensor is halved": gradients(lambda them: them[0].grad.mul_(0.5)),
     "the gradient is not clipped": arg("training.learner:clip_gradient", max_grad_norm=always(1e9)),
-    "a gradient is added to the next": fresh(_gradient_kept),
+    "a gradient is added to the next": fresh(gradient_kept),
     "the optimizer climbs": stepping(groups(maximize=True)),
     "the learning rate is ten times as high": stepping(groups(lr=1e-2)),
     "the learning rate is zero": stepping(groups(lr=0.0)),
@@ -382,8 +239,8 @@ STEPS: dict[str, Inject] = {
     "the moments of one tensor are forgotten": stepping(
         lambda optimizer: optimizer.state.pop(optimizer.param_groups[0]["params"][1], None)
     ),
-    "weights are disturbed after each step": at(STEP, _disturbed),
-    "only the last layer learns": at(OPTIMIZER, _last_layer_alone),
+    "weights are disturbed after each step": around("_take_steps", lambda now, _: now.add_(1e-3)),
+    "only the last layer learns": at(OPTIMIZER, last_layer_alone),
     "second moments forget too fast": arg(OPTIMIZER, config=lambda config: replace(config, beta2=config.beta1)),
     "each update is done twice": at(
         f"{LEARNER}.update", lambda old, *given, **more: (old(*given, **more), old(*given, **more))[1]
@@ -420,9 +277,9 @@ TWO_EPOCHS: dict[str, Inject] = {
     "an epoch has one minibatch": arg(SPLIT, count=always(1)),
     "an update has one epoch": at(f"{STATS}.exceeded_kl", always(True)),
     "the rate is doubled after the first step": fresh(
-        lambda: _later_steps(lambda it: [group.update(lr=2.0 * group["lr"]) for group in it.param_groups])
+        lambda: later_steps(lambda it: [group.update(lr=2.0 * group["lr"]) for group in it.param_groups])
     ),
-    "nothing moves after the first step": fresh(lambda: _later_steps(groups(lr=0.0))),
+    "nothing moves after the first step": fresh(lambda: later_steps(groups(lr=0.0))),
     "later: gradients of the step before are kept": at("training.learner:zero_grad", always(None)),
 }
 KL_IN_THE_LOSS: dict[str, Inject] = {
@@ -459,7 +316,7 @@ PPO: dict[str, Inject] = {
     "the critic's backbone stands still": arg("models.heads:ScalarHeadModel.state_values", states=torch.detach),
 }
 BRIEF: dict[str, Inject] = {
-    "later: every second step is left out": fresh(_every_second_step),
+    "later: every second step is left out": fresh(every_second_step),
     "later: samples with a negative advantage are left out": at(
         "training.losses:StepLosses.has_gradient",
         lambda old, self, one: old(self, one) and float(one.advantages.sum()) >= 0.0,
@@ -487,8 +344,8 @@ RUNS: dict[str, dict[str, Inject]] = {
     "grpo, which learns to be brief": BRIEF,
     "grpo, small micro-batches": {
         "micro-batches after the first are lost": out("training.learner:pack_for", lambda them: them[:1]),
-        "a gradient is divided by the number of micro-batches": fresh(_divided),
-        "a gradient is clipped before it is whole": fresh(_clipped_too_early),
+        "a gradient is divided by the number of micro-batches": fresh(divided),
+        "a gradient is clipped before it is whole": fresh(clipped_too_early),
     },
     "grpo, temperature 0.7": {
         "the engine reports log-probabilities at temperature 1": drawing(times(1.0), lambda logits, _: logits),
@@ -629,9 +486,9 @@ RUNS: dict[str, dict[str, Inject]] = {
     },
     TWO_RANKS: {
         "ranks get advantages in half precision": at(
-            WIRE, _encoded(each(advantages=lambda value: value.half().float()))
+            WIRE, encoded(each(advantages=lambda value: value.half().float()))
         ),
-        "ranks get masks without the last token": at(WIRE, _encoded(each(loss_mask=mask_at(-1)))),
-        "the second rank gets other samples": at("distributed.rank_pool:RankPool.ask", _second_rank),
+        "ranks get masks without the last token": at(WIRE, encoded(each(loss_mask=mask_at(-1)))),
+        "the second rank gets other samples": at("distributed.rank_pool:RankPool.ask", second_rank),
     },
 }
