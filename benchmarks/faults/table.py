@@ -23,8 +23,8 @@ LOCAL, STATS = "training.local_learner:LocalLearner", "training.update_stats:Sta
 SCORED, SIGNAL = "loop.rollouts:score_groups", "loop.rollouts:group_has_signal"
 MATH = "rewards.math_answer:MathReward.__call__"
 DECODE, UNIFORMS, TOKENS = (f"sampling.native:{name}" for name in ("decode", "_uniforms", "sample_tokens"))
-SPLIT, OPTIMIZER, SCHEDULE, STEP = (
-    f"training.learner:{name}" for name in ("split_by_group", "make_optimizer", "set_schedule_step", "take_step")
+SPLIT, OPTIMIZER, SCHEDULE = (
+    f"training.learner:{name}" for name in ("split_by_group", "make_optimizer", "set_schedule_step")
 )
 STATES, CRITIC = "training.losses:completion_states", "training.losses:critic_loss"
 VALUES, WIRE = "training.scoring_models:score_values", "distributed.rank_pool:encode"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from rlcore.data_contracts.adapters.expressions import Kind, Scalar
 from rlcore.data_contracts.adapters.gathering import gather_trees
@@ -24,258 +25,164 @@ class Layout:
     gather: Callable[[Source], Source] | None = None
 
 
-def _chat(column: str) -> dict[Kind, Columns]:
-    asked = {"prompt": column, "system": "system?"}
-    return {"prompts": asked, "demonstrations": asked}
+def _layout(of: str, gather: Callable[[Source], Source] | None = None, **columns: Columns) -> Layout:
+    return Layout(of=of, columns=cast(Mapping[Kind, Columns], columns), gather=gather)
 
 
-def _problem(question: str, reference: str, *, solution: str = "") -> dict[Kind, Columns]:
-    asked = {"prompt": question, "reference": reference}
-    shown: dict[Kind, Columns] = {"demonstrations": {**asked, "completion": solution}} if solution else {}
-    return {"prompts": asked, **shown}
+def _sides(first: str, second: str, **others: Scalar) -> Columns:
+    return {"response_a": first, "response_b": second, **others}
 
 
+_PROMPT = {"prompt": "prompt"}
 _PAIR = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
+_SCORED = {**_PAIR, "score_chosen": "score_chosen", "score_rejected": "score_rejected"}
 _INSTRUCTED = {"prompt": "{instruction}\n\n{input?}", "system": "system?", "history": "history?"}
+_BOXED = {"prompt": "problem", "reference": "solution|boxed"}
+_TURNS = {"prompt": "prompt|extra_id"}
+_CHATS = {name: {"prompt": name, "system": "system?"} for name in ("conversation", "conversations", "messages")}
 
 LAYOUTS: Mapping[str, Layout] = {
-    "alpaca": Layout(
-        of="Alpaca",
-        columns={
-            "demonstrations": {**_INSTRUCTED, "completion": "output"},
-            "prompts": _INSTRUCTED,
+    "alpaca": _layout("Alpaca", demonstrations={**_INSTRUCTED, "completion": "output"}, prompts=_INSTRUCTED),
+    "alpaca_eval": _layout(
+        "AlpacaEval, annotated pairs",
+        preferences={**_PAIR, "id": "id", "source": "annotator"},
+        prompts={"prompt": "prompt", "task": "=alpaca-eval"},
+    ),
+    "arena": _layout(
+        "Chatbot Arena, conversations",
+        preferences=_sides(
+            "conversation_a", "conversation_b", winner="winner", winner_a="=model_a", winner_b="=model_b"
+        ),
+        prompts={"prompt": "conversation_a"},
+    ),
+    "arena_55k": _layout(
+        "Chatbot Arena, 55k with JSON lists",
+        preferences={
+            "prompt": "prompt|json",
+            **_sides("response_a|json|only", "response_b|json|only"),
+            "score_a": "winner_model_a",
+            "score_b": "winner_model_b",
+        },
+        prompts={"prompt": "prompt|json"},
+    ),
+    "countdown": _layout(
+        "Countdown-Tasks (TinyZero)",
+        prompts={
+            "prompt": "Make {target} from the numbers {nums|commas}, with + - * / and parentheses, and each number "
+            "exactly once. End with the expression in answer tags, as in <answer> (1 + 2) / 3 </answer>.",
+            "reference": '{{"dataset": "countdown", "entry": {{"question": "", "answer": null, "metadata": '
+            '{{"numbers": [{nums|commas}], "target": {target}}}}}}}',
         },
     ),
-    "alpaca_eval": Layout(
-        of="AlpacaEval, annotated pairs",
-        columns={
-            "preferences": {**_PAIR, "id": "id", "source": "annotator"},
-            "prompts": {"prompt": "prompt", "task": "=alpaca-eval"},
-        },
+    "dapo": _layout(
+        "DAPO-Math", prompts={"prompt": "prompt", "reference": "reward_model.ground_truth", "task": "=math_dapo"}
     ),
-    "arena": Layout(
-        of="Chatbot Arena, conversations",
-        columns={
-            "preferences": {
-                "response_a": "conversation_a",
-                "response_b": "conversation_b",
-                "winner": "winner",
-                "winner_a": "=model_a",
-                "winner_b": "=model_b",
-            },
-            "prompts": {"prompt": "conversation_a"},
-        },
+    "gsm8k": _layout(
+        "GSM8K",
+        prompts={"prompt": "question", "reference": "answer|hashes"},
+        demonstrations={"prompt": "question", "reference": "answer|hashes", "completion": "answer|worked"},
     ),
-    "arena_55k": Layout(
-        of="Chatbot Arena, 55k with JSON lists",
-        columns={
-            "preferences": {
-                "prompt": "prompt|json",
-                "response_a": "response_a|json|only",
-                "response_b": "response_b|json|only",
-                "score_a": "winner_model_a",
-                "score_b": "winner_model_b",
-            },
-            "prompts": {"prompt": "prompt|json"},
-        },
+    "helpsteer2": _layout(
+        "HelpSteer2, an answer a row",
+        preferences={**_TURNS, "completion": "response", "score": "helpfulness"},
+        demonstrations={**_TURNS, "completion": "response"},
+        prompts=_TURNS,
     ),
-    "countdown": Layout(
-        of="Countdown-Tasks (TinyZero)",
-        columns={
-            "prompts": {
-                "prompt": "Make {target} from the numbers {nums|commas}, with + - * / and parentheses, and each number "
-                "exactly once. End with the expression in answer tags, as in <answer> (1 + 2) / 3 </answer>.",
-                "reference": '{{"dataset": "countdown", "entry": {{"question": "", "answer": null, "metadata": '
-                '{{"numbers": [{nums|commas}], "target": {target}}}}}}}',
-            }
-        },
+    "helpsteer2_preference": _layout(
+        "HelpSteer2, preferences",
+        preferences={**_TURNS, **_sides("response_1", "response_2", score_a=0, score_b="preference_strength")},
     ),
-    "dapo": Layout(
-        of="DAPO-Math",
-        columns={
-            "prompts": {
-                "prompt": "prompt",
-                "reference": "reward_model.ground_truth",
-                "task": "=math_dapo",
-            }
+    "helpsteer3": _layout(
+        "HelpSteer3",
+        preferences={
+            "prompt": "context",
+            **_sides("response1", "response2", score_a=0, score_b="overall_preference"),
         },
+        prompts={"prompt": "context", "task": "domain"},
     ),
-    "gsm8k": Layout(of="GSM8K", columns=_problem("question", "answer|hashes", solution="answer|worked")),
-    "helpsteer2": Layout(
-        of="HelpSteer2, an answer a row",
-        columns={
-            "preferences": {"prompt": "prompt|extra_id", "completion": "response", "score": "helpfulness"},
-            "demonstrations": {"prompt": "prompt|extra_id", "completion": "response"},
-            "prompts": {"prompt": "prompt|extra_id"},
-        },
+    "hh": _layout(
+        "Anthropic's HH-RLHF",
+        preferences={"chosen": "chosen|transcript", "rejected": "rejected|transcript"},
+        prompts={"prompt": "chosen|transcript"},
     ),
-    "helpsteer2_preference": Layout(
-        of="HelpSteer2, preferences",
-        columns={
-            "preferences": {
-                "prompt": "prompt|extra_id",
-                "response_a": "response_1",
-                "response_b": "response_2",
-                "score_a": 0,
-                "score_b": "preference_strength",
-            }
-        },
+    "lmsys_chat": _layout(
+        "LMSYS-Chat, WildChat", prompts=_CHATS["conversation"], demonstrations=_CHATS["conversation"]
     ),
-    "helpsteer3": Layout(
-        of="HelpSteer3",
-        columns={
-            "preferences": {
-                "prompt": "context",
-                "response_a": "response1",
-                "response_b": "response2",
-                "score_a": 0,
-                "score_b": "overall_preference",
-            },
-            "prompts": {"prompt": "context", "task": "domain"},
-        },
+    "math": _layout(
+        "MATH (Hendrycks)",
+        prompts={**_BOXED, "task": "type"},
+        demonstrations={"prompt": "problem", "completion": "solution", "reference": "solution|boxed", "task": "type"},
     ),
-    "hh": Layout(
-        of="Anthropic's HH-RLHF",
-        columns={
-            "preferences": {"chosen": "chosen|transcript", "rejected": "rejected|transcript"},
-            "prompts": {"prompt": "chosen|transcript"},
-        },
+    "messages": _layout("bare `messages` (TRL, OpenAI)", prompts=_CHATS["messages"], demonstrations=_CHATS["messages"]),
+    "mmlu": _layout(
+        "MMLU, questions with choices",
+        prompts={"prompt": "{question}\n\n{choices|letters}", "reference": "answer|letter", "task": "subject"},
     ),
-    "lmsys_chat": Layout(of="LMSYS-Chat, WildChat", columns=_chat("conversation")),
-    "math": Layout(
-        of="MATH (Hendrycks)",
-        columns={
-            "prompts": {"prompt": "problem", "reference": "solution|boxed", "task": "type"},
-            "demonstrations": {
-                "prompt": "problem",
-                "completion": "solution",
-                "reference": "solution|boxed",
-                "task": "type",
-            },
-        },
+    "nectar": _layout(
+        "Nectar",
+        preferences={"prompt": "prompt|transcript", "responses": "answers.*.answer", "ranks": "answers.*.rank"},
+        prompts={"prompt": "prompt|transcript"},
     ),
-    "messages": Layout(of="bare `messages` (TRL, OpenAI)", columns=_chat("messages")),
-    "mmlu": Layout(
-        of="MMLU, questions with choices",
-        columns={
-            "prompts": {
-                "prompt": "{question}\n\n{choices|letters}",
-                "reference": "answer|letter",
-                "task": "subject",
-            }
-        },
+    "numina_cot": _layout(
+        "NuminaMath-CoT",
+        prompts={**_BOXED, "task": "source"},
+        demonstrations={"prompt": "problem", "completion": "solution", "task": "source"},
     ),
-    "nectar": Layout(
-        of="Nectar",
-        columns={
-            "preferences": {
-                "prompt": "prompt|transcript",
-                "responses": "answers.*.answer",
-                "ranks": "answers.*.rank",
-            },
-            "prompts": {"prompt": "prompt|transcript"},
-        },
-    ),
-    "numina_cot": Layout(
-        of="NuminaMath-CoT",
-        columns={
-            "prompts": {"prompt": "problem", "reference": "solution|boxed", "task": "source"},
-            "demonstrations": {
-                "prompt": "problem",
-                "completion": "solution",
-                "task": "source",
-            },
-        },
-    ),
-    "oasst1": Layout(
-        of="OpenAssistant, trees of messages",
-        columns={
-            "preferences": {"prompt": "messages", "responses": "ranked.*.text", "ranks": "ranked.*.rank"},
-            "demonstrations": {"prompt": "messages", "completion": "replies.0.text"},
-            "prompts": {"prompt": "messages"},
-        },
+    "oasst1": _layout(
+        "OpenAssistant, trees of messages",
         gather=gather_trees,
+        preferences={"prompt": "messages", "responses": "ranked.*.text", "ranks": "ranked.*.rank"},
+        demonstrations={"prompt": "messages", "completion": "replies.0.text"},
+        prompts={"prompt": "messages"},
     ),
-    "orca_pairs": Layout(
-        of="Orca DPO pairs",
-        columns={
-            "preferences": {
-                "system": "system?",
-                "prompt": "question",
-                "chosen": "chosen",
-                "rejected": "rejected",
-            }
+    "orca_pairs": _layout(
+        "Orca DPO pairs",
+        preferences={"system": "system?", "prompt": "question", "chosen": "chosen", "rejected": "rejected"},
+    ),
+    "pku_saferlhf": _layout(
+        "PKU-SafeRLHF, by helpfulness",
+        preferences={
+            "prompt": "prompt",
+            **_sides("response_0", "response_1", winner="better_response_id?", winner_a=0, winner_b=1),
         },
     ),
-    "pku_saferlhf": Layout(
-        of="PKU-SafeRLHF, by helpfulness",
-        columns={
-            "preferences": {
-                "prompt": "prompt",
-                "response_a": "response_0",
-                "response_b": "response_1",
-                "winner": "better_response_id?",
-                "winner_a": 0,
-                "winner_b": 1,
-            }
+    "problems": _layout(
+        "DeepScaleR, AIME, MATH-500, NuminaMath-1.5", prompts={"prompt": "problem", "reference": "answer"}
+    ),
+    "rlvr": _layout(
+        "RLVR mixtures (Tülu 3, OLMo)", prompts={"prompt": "messages", "reference": "ground_truth", "task": "dataset"}
+    ),
+    "sharegpt": _layout("ShareGPT", prompts=_CHATS["conversations"], demonstrations=_CHATS["conversations"]),
+    "trl_kto": _layout(
+        "TRL unpaired preference (KTO)",
+        preferences={"prompt": "prompt", "completion": "completion", "score": "label"},
+        prompts=_PROMPT,
+    ),
+    "trl_preference": _layout(
+        "TRL preference, explicit prompt",
+        preferences={**_PAIR, "score_chosen": "score_chosen?", "score_rejected": "score_rejected?"},
+        prompts=_PROMPT,
+    ),
+    "trl_preference_implicit": _layout(
+        "TRL preference, implicit prompt", preferences={"chosen": "chosen", "rejected": "rejected"}
+    ),
+    "trl_prompt_completion": _layout(
+        "TRL prompt-completion", demonstrations={"prompt": "prompt", "completion": "completion"}, prompts=_PROMPT
+    ),
+    "trl_prompt_only": _layout("TRL prompt-only", prompts=_PROMPT),
+    "ultrafeedback": _layout(
+        "UltraFeedback (OpenBMB)",
+        preferences={
+            "prompt": "instruction",
+            "responses": "completions.*.response",
+            "scores": "completions.*.overall_score",
         },
+        prompts={"prompt": "instruction"},
     ),
-    "problems": Layout(
-        of="DeepScaleR, AIME, MATH-500, NuminaMath-1.5",
-        columns={"prompts": {"prompt": "problem", "reference": "answer"}},
-    ),
-    "rlvr": Layout(
-        of="RLVR mixtures (Tülu 3, OLMo)",
-        columns={"prompts": {"prompt": "messages", "reference": "ground_truth", "task": "dataset"}},
-    ),
-    "sharegpt": Layout(of="ShareGPT", columns=_chat("conversations")),
-    "trl_kto": Layout(
-        of="TRL unpaired preference (KTO)",
-        columns={
-            "preferences": {"prompt": "prompt", "completion": "completion", "score": "label"},
-            "prompts": {"prompt": "prompt"},
-        },
-    ),
-    "trl_preference": Layout(
-        of="TRL preference, explicit prompt",
-        columns={
-            "preferences": {**_PAIR, "score_chosen": "score_chosen?", "score_rejected": "score_rejected?"},
-            "prompts": {"prompt": "prompt"},
-        },
-    ),
-    "trl_preference_implicit": Layout(
-        of="TRL preference, implicit prompt",
-        columns={"preferences": {"chosen": "chosen", "rejected": "rejected"}},
-    ),
-    "trl_prompt_completion": Layout(
-        of="TRL prompt-completion",
-        columns={
-            "demonstrations": {"prompt": "prompt", "completion": "completion"},
-            "prompts": {"prompt": "prompt"},
-        },
-    ),
-    "trl_prompt_only": Layout(of="TRL prompt-only", columns={"prompts": {"prompt": "prompt"}}),
-    "ultrafeedback": Layout(
-        of="UltraFeedback (OpenBMB)",
-        columns={
-            "preferences": {
-                "prompt": "instruction",
-                "responses": "completions.*.response",
-                "scores": "completions.*.overall_score",
-            },
-            "prompts": {"prompt": "instruction"},
-        },
-    ),
-    "ultrafeedback_binarized": Layout(
-        of="UltraFeedback binarized",
-        columns={
-            "preferences": {**_PAIR, "score_chosen": "score_chosen", "score_rejected": "score_rejected"},
-            "prompts": {"prompt": "prompt"},
-        },
-    ),
-    "verl": Layout(
-        of="verl's Parquet files",
-        columns={"prompts": {"prompt": "prompt", "reference": "reward_model.ground_truth", "task": "data_source"}},
+    "ultrafeedback_binarized": _layout("UltraFeedback binarized", preferences=_SCORED, prompts=_PROMPT),
+    "verl": _layout(
+        "verl's Parquet files",
+        prompts={"prompt": "prompt", "reference": "reward_model.ground_truth", "task": "data_source"},
     ),
 }
 """Layouts by adapter name."""
