@@ -12,6 +12,7 @@ import html
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 
 from rlcore.data_contracts.characters import fold_confusables, folded, without_invisible
@@ -116,10 +117,6 @@ def _piece(chunk: str, *, is_quoted: bool = False) -> str:
     return " ".join(kept)
 
 
-def _quoted_piece(chunk: str) -> str:
-    return _piece(chunk, is_quoted=True)
-
-
 def _without_lone(found: re.Match[str]) -> str:
     """Remove runs of punctuation with blanks before them that follow a word of letters."""
     before = found.string[max(0, found.start() - 2) : found.start()]
@@ -170,5 +167,5 @@ def _is_mark(one: str) -> bool:
     return unicodedata.category(one)[0] == "P" and one not in _SIGNS
 
 
-_PIECES, _QUOTED = BoundedMemo(_piece, most=2**17), BoundedMemo(_quoted_piece, most=2**15)
+_PIECES, _QUOTED = BoundedMemo(_piece, most=2**17), BoundedMemo(partial(_piece, is_quoted=True), most=2**15)
 _WORD_HASHES = BoundedMemo(lambda chunk: packed(_WORD.findall(chunk)), most=2**17)

@@ -7,7 +7,6 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -42,19 +41,14 @@ from rlcore.data_contracts.gate.records import canonical_json
 _NO_ANSWER = re.compile(r"proofs?|not ?found|n/?a|null|nan|none|unknown|no answer", re.IGNORECASE)
 _BOOLEANS: Mapping[Any, int] = {"True": 1, "true": 1, "False": 0, "false": 0}
 _CHOICE = re.compile(r"^([A-Z])\. ", re.MULTILINE)
-_MADE = "rows"  # task, source and beginning of ids, unless a layout has a name
+RowFn = Callable[[Row], list[dict[str, Any]]]
+Gather = Callable[[Source], Source]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Declared:
-    """Function of source rows that a mapping declares, and the source that it reads if that is not the rows' own."""
+def declared(columns: Mapping[str, Scalar], kind: Kind, *, name: str) -> tuple[RowFn, Gather | None]:
+    """Return the function of rows that a mapping declares, and the source that it reads if that is not the rows' own.
 
-    make: Callable[[Row], list[dict[str, Any]]]
-    gather: Callable[[Source], Source] | None = None
-
-
-def declared(columns: Mapping[str, Scalar], kind: Kind, *, name: str = _MADE) -> Declared:
-    """Return what a mapping declares; ``name`` begins ids and is the default of ``task`` and ``source``.
+    ``name`` begins ids and is the default of ``task`` and ``source``.
 
     Raises:
         ValueError: the mapping is malformed.
@@ -62,11 +56,9 @@ def declared(columns: Mapping[str, Scalar], kind: Kind, *, name: str = _MADE) ->
     spec = parse_columns(columns, kind)
     if kind == "preferences" and "completion" in spec:
         others = {target: value for target, value in columns.items() if target in ("min_gap", "ties")}
-        return Declared(
-            make=declared({**GATHERED, **others}, kind, name=name).make, gather=partial(gather_answers, spec)
-        )
+        return declared({**GATHERED, **others}, kind, name=name)[0], partial(gather_answers, spec)
     make = {"prompts": _prompt_rows, "demonstrations": _demonstration_rows, "preferences": _preference_rows}[kind]
-    return Declared(make=partial(make, spec, name))
+    return partial(make, spec, name), None
 
 
 def extra_columns(columns: Mapping[str, Scalar]) -> Callable[[Row], list[dict[str, Any]]]:

@@ -110,27 +110,15 @@ def with_reference(source: Source, fit: Fit, unusable: RowFilter) -> str:
 
 
 _USUAL = {
-    "prompt": ("prompt", "question", "problem", "query", "instruction", "input", "task", "text"),
-    "reference": (
-        "reference",
-        "answer",
-        "ground_truth",
-        "solution",
-        "target",
-        "label",
-        "output",
-        "answers",
-        "expected",
-    ),
+    "prompt": "prompt question problem query instruction input task text",
+    "reference": "reference answer ground_truth solution target label output answers expected",
 }
-
-
 _SIDES = ("chosen", "rejected")
 
 
-def _guess(names: Sequence[str], words: Sequence[str]) -> str:
+def _guess(names: Sequence[str], usual: str) -> str:
     """Return the column that is one of the words, or else the first that has one, the likeliest word first."""
-    plain = {name: f"_{re.sub(r'[^a-z0-9]+', '_', name.casefold())}_" for name in names}
+    words, plain = usual.split(), {name: f"_{re.sub(r'[^a-z0-9]+', '_', name.casefold())}_" for name in names}
     exact = (name for word in words for name in names if plain[name] == f"_{word}_")
     return next(exact, next((name for word in words for name in names if f"_{word}_" in plain[name]), ""))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rlcore.data_contracts.adapters import code_sets, procedural
@@ -18,7 +19,7 @@ from rlcore.data_contracts.adapters.fields import (
     text,
 )
 from rlcore.data_contracts.adapters.layouts import LAYOUTS, Layout
-from rlcore.data_contracts.adapters.mapping import Declared, declared, reference_text, row_id
+from rlcore.data_contracts.adapters.mapping import declared, reference_text, row_id
 from rlcore.data_contracts.characters import has_visible
 from rlcore.data_contracts.contracts import code_tasks
 from rlcore.data_contracts.contracts.contract import Contract
@@ -35,6 +36,7 @@ from rlcore.data_contracts.gate.reading import Source
 from rlcore.data_contracts.gate.stream import RowFn
 
 _NUMBERS = ("margin", "probability", "weight")
+_ANSWERED = ("reference", "task")
 _OWN = ("prompt_id", "messages", "reference", "task", "split", "contract")
 
 CONTRACTS: Mapping[Kind, Contract] = {
@@ -83,28 +85,13 @@ class Adapter:
     is_exact: bool = False
 
 
-def own_prompts(row: Row) -> list[dict[str, Any]]:
-    """Convert rows in the columns of ``prompts/v1``; ``prompt_id`` (else a hash) and ``split`` are optional."""
-    return _own(row, ("reference", "task"), PROMPTS)
-
-
-def own_code_tasks(row: Row) -> list[dict[str, Any]]:
-    """Convert rows in the columns of ``code_tasks/v1``; ``prompt_id`` and ``split`` are optional."""
-    return _own(row, ("reference", "task"), code_tasks.CONTRACT)
-
-
-def own_demonstrations(row: Row) -> list[dict[str, Any]]:
-    """Convert rows in the columns of ``demonstrations/v1``; ``demonstration_id`` and ``split`` are optional."""
-    return _own(row, ("completion", "reference", "task"), DEMONSTRATIONS)
-
-
 def own_preferences(row: Row) -> list[dict[str, Any]]:
     """Convert rows in the columns of ``preference_pairs/v2``.
 
     Optional are ``pair_id``, ``split``, ``set_id`` (the pair's own id), ``margin`` (0), ``probability`` (1) and
     ``weight`` (1).
     """
-    (made,) = _own(row, ("chosen", "rejected", "source"), PREFERENCE_PAIRS, optional=("set_id", *_NUMBERS))
+    (made,) = _own(("chosen", "rejected", "source"), PREFERENCE_PAIRS, row, optional=("set_id", *_NUMBERS))
     given = {"set_id": text(row, "set_id")} if "set_id" in row else {}
     numbers = {name: number(row, name) for name in _NUMBERS if name in row}
     return [{**single(made["pair_id"]), **made, **given, **numbers}]
@@ -112,7 +99,7 @@ def own_preferences(row: Row) -> list[dict[str, Any]]:
 
 def own_ranked_sets(row: Row) -> list[dict[str, Any]]:
     """Convert rows in the columns of ``ranked_sets/v1`` to their pairs; ``set_id`` and ``split`` are optional."""
-    (made,) = _own(row, (), RANKED_SETS)
+    (made,) = _own((), RANKED_SETS, row)
     for place, item in enumerate(items(row, "completions")):
         if type(item) is not str:
             raise RowError(f"completions.{place}", "must be a text", item)
@@ -125,8 +112,8 @@ def own_ranked_sets(row: Row) -> list[dict[str, Any]]:
     return [{**pair, **split_of(row.get("split"))} for pair in pairs]
 
 
-def _own(row: Row, texts: Sequence[str], contract: Contract, *, optional: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Read the texts of a row in contract columns, its conversation and its split; reject misspelt optional fields."""
+def _own(texts: Sequence[str], contract: Contract, row: Row, *, optional: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """Read a row in contract columns; its id (else a hash) and split are optional. Reject misspelt optional fields."""
     name = contract.id_column
     refuse_other_contract(row, contract.name)
     refuse_misspelt(row, ("split", "contract", name, *optional))
@@ -145,10 +132,10 @@ def declared_adapter(layout: Layout, name: str) -> Adapter:
     Raises:
         ValueError: a mapping is malformed.
     """
-    found: dict[Kind, Declared] = {kind: declared(columns, kind, name=name) for kind, columns in layout.columns.items()}
-    gathers = {kind: layout.gather or each.gather for kind, each in found.items()}
+    found = {kind: declared(columns, kind, name=name) for kind, columns in layout.columns.items()}
+    gathers = {kind: layout.gather or gather for kind, (_, gather) in found.items()}
     return Adapter(
-        rows={kind: each.make for kind, each in found.items()},
+        rows={kind: make for kind, (make, _) in found.items()},
         gathers={kind: gather for kind, gather in gathers.items() if gather},
         spent=_spent(layout),
     )
@@ -171,8 +158,8 @@ def _spent(layout: Layout) -> frozenset[str]:
 
 _CODE: Mapping[Kind, Contract] = {"prompts": code_tasks.CONTRACT}
 ADAPTERS: Mapping[str, Adapter] = {
-    "prompts": Adapter(rows={"prompts": own_prompts}, spent=_OWN),
-    "code_tasks": Adapter(rows={"prompts": own_code_tasks}, spent=_OWN, contracts=_CODE),
+    "prompts": Adapter(rows={"prompts": partial(_own, _ANSWERED, PROMPTS)}, spent=_OWN),
+    "code_tasks": Adapter(rows={"prompts": partial(_own, _ANSWERED, code_tasks.CONTRACT)}, spent=_OWN, contracts=_CODE),
     **{
         name: Adapter(rows={"prompts": make}, spent=code_sets.COLUMNS[name], contracts=_CODE)
         for name, make in {
@@ -184,7 +171,7 @@ ADAPTERS: Mapping[str, Adapter] = {
             "kodcode": code_sets.kodcode_prompts,
         }.items()
     },
-    "demonstrations": Adapter(rows={"demonstrations": own_demonstrations}),
+    "demonstrations": Adapter(rows={"demonstrations": partial(_own, ("completion", *_ANSWERED), DEMONSTRATIONS)}),
     "preferences": Adapter(rows={"preferences": own_preferences}),
     "ranked_sets": Adapter(rows={"preferences": own_ranked_sets}),
     **{name: declared_adapter(layout, name) for name, layout in LAYOUTS.items()},

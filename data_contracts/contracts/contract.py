@@ -2,14 +2,14 @@
 
 A fast path checks a frame first. pandera copies the frame and each column's schema and collects the failure cases while
 it checks: 0.1 s for 128 rows, which was a fourteenth of a small iteration of RL. Checking the same types and rules one
-by one costs a tenth. If the fast path does not accept the frame, pandera checks it again, and its report counts.
+by one costs a tenth. If the fast path does not accept the frame, pandera checks it again, and its report counts. Models
+have nothing but columns, their types, nulls and checks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,6 @@ from pandera.engines.pandas_engine import Engine
 from rlcore.data_contracts.errors import ContractError
 
 WHOLE_FRAME = -1
-# Features of a schema besides types, nulls and checks, which no contract here uses.
-_OF_FRAME = ("dtype", "index", "coerce", "ordered", "unique", "parsers", "add_missing_columns", "drop_invalid_rows")
-_OF_COLUMN = ("regex", "coerce", "unique", "parsers", "default", "drop_invalid_rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +92,7 @@ def row_violations(rows: Sequence[Mapping[str, Any]], contract: Contract) -> lis
 def _suspects(frame: pd.DataFrame, model: type[pa.DataFrameModel]) -> NDArray[np.bool_] | None:
     """Return a mask of the rows that break a rule, or None if types or nulls are wrong, or a check fails."""
     schema = model.to_schema()
-    if not is_plain(model) or not all(_has_type(frame[name], column) for name, column in schema.columns.items()):
+    if not all(_has_type(frame[name], column) for name, column in schema.columns.items()):
         return None
     checks = [(check, frame[name]) for name, column in schema.columns.items() for check in column.checks]
     found = np.zeros(len(frame), dtype=bool)
@@ -134,16 +131,6 @@ def passes_fast_path(frame: pd.DataFrame, model: type[pa.DataFrameModel]) -> boo
     """Return True only if pandera would accept the frame. It must have each of the model's columns once."""
     found = _suspects(frame, model)
     return found is not None and not found.any()
-
-
-@cache
-def is_plain(model: type[pa.DataFrameModel]) -> bool:
-    """Return True if a model has nothing but columns, their types, no nulls, and checks."""
-    schema = model.to_schema()
-    plain_frame = schema.strict is True and not any(getattr(schema, name) for name in _OF_FRAME)
-    return plain_frame and all(
-        column.required and not any(getattr(column, name) for name in _OF_COLUMN) for column in schema.columns.values()
-    )
 
 
 def _has_type(values: pd.Series, column: pa.Column) -> bool:

@@ -100,8 +100,8 @@ def check(stream: RowStream, contract: Contract, limits: GateLimits, *, meter: T
     is_refused = bool(fatal) or _has_too_many(counts, state, limits)
     is_refused |= any(rule.severity == "error" and not outcome.ok for rule, outcome in outcomes)
     overlap = _overlap(stream, state, evaluated, limits)
-    kept = KeptRows(state, overlap, meter=meter, group_column=limits.group_column)
-    details = _read_again(stream, resolved, outcomes, evaluated, take=_taker(kept, None if is_refused else sink))
+    kept = KeptRows(state, overlap, meter=meter, group_column=limits.group_column, sink=None if is_refused else sink)
+    details = _read_again(stream, resolved, outcomes, evaluated, take=kept.take)
     if stream.source.state() != source_state:
         raise source_changed_error(stream.source.name)
     quarantine = _quarantine(scanned, resolved, details)
@@ -144,20 +144,9 @@ def _report(
 
 
 def _overlap(stream: RowStream, state: DatasetState, evaluated: Evaluated, limits: GateLimits) -> Overlap:
-    found = look_up(stream, state.ledger, kept_evaluations(state))
+    found = look_up(stream, state.ledger, np.flatnonzero(state.is_kept & (state.split == EVAL)))
     own = [row["messages"] for some in found for row in some.rows]
     return Overlap([*own, *evaluated.messages], size=limits.shared_words.size)
-
-
-def _taker(kept: KeptRows, sink: Sink | None) -> Callable[[Found], None]:
-    """Return a function that processes kept rows as they are read."""
-
-    def take(found: Found) -> None:
-        frame = kept.take(found)
-        if sink and len(frame):
-            sink(frame)
-
-    return take
 
 
 def _read_again(
@@ -322,17 +311,20 @@ MAX_SKETCHED = 8_192  # rows of whole prompts: chance moves PSI and KS by less t
 
 
 class KeptRows:
-    """Collector of kept rows in order, with their sides: digest, sketches and overlap."""
+    """Collector of kept rows in order, with their sides: digest, sketches and overlap; they go to ``sink``, if any."""
 
-    def __init__(self, state: DatasetState, overlap: Overlap, *, meter: TokenMeter, group_column: str = "") -> None:
+    def __init__(
+        self, state: DatasetState, overlap: Overlap, *, meter: TokenMeter, group_column: str, sink: Sink | None
+    ) -> None:
         self._state, self._overlap, self._meter, self._group_column = state, overlap, meter, group_column
+        self._sink = sink
         self._written = [*state.contract.columns, *state.contract.carried]
         self._digest, self._train_digest = hashlib.sha256(), hashlib.sha256()
         self._is_sketched = sketched_rows(state)
         self._sketched: list[pd.DataFrame] = []
 
-    def take(self, found: Found) -> pd.DataFrame:
-        """Add the next rows as a frame in contract columns, and those that travel with them."""
+    def take(self, found: Found) -> None:
+        """Add the next rows: a frame of contract columns, and those that travel with them."""
         state = self._state
         sides = state.split[found.places].tolist()
         none = dict.fromkeys(state.contract.carried, "")
@@ -345,7 +337,8 @@ class KeptRows:
         self._overlap.see([texts_of(row, state.contract) for row in train])
         frame = pd.DataFrame({name: [row[name] for row in rows] for name in self._written})
         self._note(rows, frame, found.places)
-        return frame
+        if self._sink and len(frame):
+            self._sink(frame)
 
     def _spelled(self, row: dict[str, Any]) -> bytes:
         has_others = len(row) > len(self._written)
@@ -417,8 +410,3 @@ def sketched_rows(state: DatasetState) -> Mask:
     mask = np.zeros(len(state.ledger), dtype=bool)
     mask[rows] = True
     return mask
-
-
-def kept_evaluations(state: DatasetState) -> Rows:
-    """Return the kept evaluation rows."""
-    return np.flatnonzero(state.is_kept & (state.split == EVAL))

@@ -263,17 +263,14 @@ def _parquet_items(path: Path, wanted: Wanted | None) -> Items:
     return start
 
 
-def _arrow_items(path: Path, wanted: Wanted | None) -> Items:
-    place = 0
-    with _readable(path), path.open("rb") as file, pa.ipc.open_stream(file) as batches:
+def _arrow_rows(path: Path) -> Iterator[Item]:
+    line = 0
+    with path.open("rb") as file, pa.ipc.open_stream(file) as batches:
         for batch in batches:
             for start in range(0, len(batch), _ARROW_ROWS):
                 for values in batch.slice(start, _ARROW_ROWS).to_pylist():
-                    if wanted is None or (place < len(wanted) and wanted[place]):
-                        is_long = len(str(values)) > MAX_LINE_BYTES
-                        yield place, _parquet_item(place + 1, None if is_long else values)
-                    place += 1
-    return place
+                    line += 1
+                    yield _parquet_item(line, None if len(str(values)) > MAX_LINE_BYTES else values)
 
 
 def _parquet_item(line: int, values: dict[str, Any] | None) -> Item:
@@ -311,7 +308,7 @@ _ITEMS: dict[str, Callable[[Path, Wanted | None], Items]] = {
     ".parquet": _parquet_items,
     ".csv": partial(_document_items, csv_rows),
     ".tsv": partial(_document_items, csv_rows),
-    ".arrow": _arrow_items,
+    ".arrow": partial(_document_items, _arrow_rows),
 }
 ENDINGS = (*FORMATS, *(f"{form}{packed}" for form in FORMATS for packed in COMPRESSED))
 """Endings of files of rows."""

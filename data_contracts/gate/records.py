@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 EXCERPT_CHARACTERS = 200
@@ -46,15 +46,7 @@ class Quarantined:
 
     def to_json(self) -> dict[str, str | int]:
         """Return one line of ``quarantine.jsonl``."""
-        return {
-            "line": self.origin.line,
-            "offset": self.origin.offset,
-            "digest": self.origin.digest,
-            "source": self.origin.source,
-            "field": self.field,
-            "excerpt": self.excerpt,
-            "reason": self.reason,
-        }
+        return {**asdict(self.origin), "field": self.field, "excerpt": self.excerpt, "reason": self.reason}
 
     def __str__(self) -> str:
         place = f"{self.origin.source}, " if self.origin.source else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,9 +58,8 @@ def check_rows(
     broken = row_violations([{"split": "train", **row} for row in rows], contract)
     _require_columns(broken, where)
     left = _left(rows, broken)
-    measured = measure([rows[place] for place in left], contract, meter, max_tokens=terms.max_tokens)
-    lengths[left] = measured.lengths
-    broken += _placed(measured.violations, left)
+    lengths[left], found = measure([rows[place] for place in left], contract, meter, max_tokens=terms.max_tokens)
+    broken += _placed(found, left)
     if not terms.is_exact and len(contract.answers) == 2:
         left = _left(rows, broken)
         broken += _placed(_alike([rows[place] for place in left], contract.answers), left)
@@ -114,10 +113,7 @@ def _left(rows: Sequence[dict[str, Any]], broken: Sequence[RowViolation]) -> lis
 
 def _placed(found: Sequence[RowViolation], places: Sequence[int]) -> list[RowViolation]:
     """Return violations of some rows of a batch, by their indices in the batch."""
-    return [
-        RowViolation(row=places[one.row], field=one.field, value=one.value, reason=one.reason, is_fatal=one.is_fatal)
-        for one in found
-    ]
+    return [replace(one, row=places[one.row]) for one in found]
 
 
 def _require_columns(broken: Sequence[RowViolation], source: str) -> None:

@@ -19,7 +19,6 @@ from rlcore.data_contracts.contracts.contract import Contract, RowViolation
 
 UNKNOWN = -1
 _END = (-1,)  # represents the tokens that end a turn, and is no token of a text
-_AT_A_TIME = 256  # rows that are searched for special tokens together
 Rows = Sequence[dict[str, Any]]
 Lengths = NDArray[np.int32]
 
@@ -40,23 +39,15 @@ class TokenMeter:
     special_tokens: Sequence[str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Numbers of tokens of each row's prompt and answers: int32 ``lengths`` [rows, 1 + answers], -1 if not needed.
+def measure(
+    rows: Rows, contract: Contract, meter: TokenMeter, *, max_tokens: int
+) -> tuple[Lengths, list[RowViolation]]:
+    """Return the numbers of tokens of each valid row's prompt and answers, and the rows that break the token budget.
 
-    ``violations``: the rejected rows.
-    """
-
-    lengths: Lengths
-    violations: tuple[RowViolation, ...]
-
-
-def measure(rows: Rows, contract: Contract, meter: TokenMeter, *, max_tokens: int) -> Measured:
-    """Check valid rows against the token budget.
-
-    A row with a special token in its text is rejected without encoding (a tokenizer may reject such a text). A prompt
-    must leave room for an answer. A demonstration must fit completely, because its end is trained too. Training
-    truncates a pair to the budget, after which its sides must still differ.
+    Lengths are int32 [rows, 1 + answers], -1 if not needed. A row with a special token in its text is rejected without
+    encoding (a tokenizer may reject such a text). A prompt must leave room for an answer. A demonstration must fit
+    completely, because its end is trained too. Training truncates a pair to the budget, after which its sides must
+    still differ.
     """
     found = controls_in(rows, contract, meter.special_tokens)
     refused = {one.row for one in found}
@@ -76,7 +67,7 @@ def measure(rows: Rows, contract: Contract, meter: TokenMeter, *, max_tokens: in
             place, [rows[place][name] for name in contract.answers], sides, (prompts[number], max_tokens)
         )
         found += [complaint] if complaint else []
-    return Measured(lengths=lengths, violations=tuple(sorted(found, key=lambda one: one.row)))
+    return lengths, sorted(found, key=lambda one: one.row)
 
 
 def completed_lengths(rows: Rows, lengths: Lengths, contract: Contract, meter: TokenMeter) -> Lengths:
@@ -119,37 +110,18 @@ def controls_in(rows: Rows, contract: Contract, special_tokens: Sequence[str]) -
     if not named:
         return []
     controls = re.compile("|".join(map(re.escape, named)))
-    texts = [name for name in (*contract.answers, "reference") if name in contract.columns]
+    names = [name for name in (*contract.answers, "reference") if name in contract.columns]
     found: list[RowViolation] = []
-    for start in range(0, len(rows), _AT_A_TIME):
-        some = rows[start : start + _AT_A_TIME]
-        if controls.search("\0".join([text for row in some for text in _texts(row, texts)])):
-            found += _controls_in(some, start, texts, controls)
-    return found
-
-
-def _texts(row: dict[str, Any], names: Sequence[str]) -> list[str]:
-    return [*[turn["content"] for turn in row["messages"]], *[row[name] for name in names]]
-
-
-def _controls_in(rows: Rows, start: int, texts: Sequence[str], controls: re.Pattern[str]) -> list[RowViolation]:
-    found = []
-    for place, row in enumerate(rows, start):
-        if controls.search("\0".join(_texts(row, texts))):
-            turns = [turn["content"] for turn in row["messages"]]
-            fields = {f"messages.{number}.content": turn for number, turn in enumerate(turns)}
-            found += _control_complaint(place, {**fields, **{name: row[name] for name in texts}}, controls)
-    return found
-
-
-def _control_complaint(place: int, fields: dict[str, str], controls: re.Pattern[str]) -> list[RowViolation]:
-    for field, text in fields.items():
-        match = controls.search(text)
-        if match:
-            around = text[max(0, match.start() - 60) : match.end() + 60]
+    for place, row in enumerate(rows):
+        fields = {f"messages.{number}.content": turn["content"] for number, turn in enumerate(row["messages"])}
+        fields |= {name: row[name] for name in names}
+        hit = next(((field, match) for field, text in fields.items() if (match := controls.search(text))), None)
+        if hit:
+            field, match = hit
+            around = fields[field][max(0, match.start() - 60) : match.end() + 60]
             reason = f"contains the special token {match.group()} as text"
-            return [RowViolation(row=place, field=field, value=around, reason=reason, is_fatal=True)]
-    return []  # a special token with a NUL in it, across two texts
+            found.append(RowViolation(row=place, field=field, value=around, reason=reason, is_fatal=True))
+    return found
 
 
 def _budget_complaint(

@@ -11,21 +11,29 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
-from infra.services.automations import FILE, read_automations, sync_automations
-from infra.services.deployments import SOURCES, names_of, with_form, write_deployments
 from infra.services.layout import CODE, POOL, QUEUE, Layout, environment
 from infra.services.table import ask
 from rlcore.errors import ConfigError, ServiceError
-from rlcore.flows.presets import FOLDER, open_draft
+from rlcore.flows.presets import FOLDER, open_draft, open_preset
 from rlcore.tasks.presets.graph import checkpoints
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import PrefectClient
+    from prefect.events.schemas.automations import AutomationCore
 
-
+AUTOMATIONS, DEPLOYMENTS = CODE / "infra" / "automations.yaml", CODE / "infra" / "prefect.yaml"
+SOURCES = (
+    *(AUTOMATIONS, DEPLOYMENTS, Path(__file__)),
+    *(CODE / "rlcore" / name for name in ("algorithms/table.py", "config/rl.py")),
+)
+_DEPLOYMENT = "deployment_id"
+_PRESETS = ("tiny", "distil")  # where a row can run without further settings; the first one that can
+_KEYS = ("learning_rate", "num_iterations", "prompts_per_iteration", "group_size", "kl", "update", "critic")
 _GPU_RUNS = 1  # runs at a time: a second one would compete for memory
 _READ = (".py", ".toml")  # sources of deployments and the names in their parameters
 _SCHEDULES = {
@@ -54,22 +62,15 @@ def missing(layout: Layout) -> list[str]:
     """List the expected objects that the server lacks: its database may have been replaced."""
     if not _file(layout).exists():
         return ["no deployments"]
-    rows = [
-        ("deployments", len(known := names_of(_file(layout))), {"deployments": {"name": {"any_": _names(known)}}}),
-        ("automations", len(rules := _automations()), {"automations": {"name": {"any_": rules}}}),
+    names = [each.partition("/")[2] for each in names_of(_file(layout))]
+    rules = [each["name"] for each in read(AUTOMATIONS)]
+    counts = [
+        (name, len(wanted), ask(layout, "prefect", f"api/{name}/count", {name: {"name": {"any_": wanted}}}))
+        for name, wanted in (("deployments", names), ("automations", rules))
     ]
-    counts = [(name, wanted, ask(layout, "prefect", f"api/{name}/count", question)) for name, wanted, question in rows]
     lacking = [f"{found or 0} of {wanted} {name}" for name, wanted, found in counts if (found or 0) < wanted]
     queue = ask(layout, "prefect", f"api/work_pools/{POOL}/queues/{QUEUE}")
     return lacking if queue and queue["concurrency_limit"] else [*lacking, f"no limit of the queue {QUEUE}"]
-
-
-def _automations() -> list[str]:
-    return [each["name"] for each in read_automations()]
-
-
-def _names(deployments: list[str]) -> list[str]:
-    return [each.partition("/")[2] for each in deployments]
 
 
 def provision(layout: Layout) -> None:
@@ -144,7 +145,7 @@ async def _offer_schedules(client: Any) -> None:
 
 def _digest() -> str:
     """Return the digest of all sources of deployments and automations."""
-    files = [*SOURCES, FILE, *sorted(path for path in (CODE / "flows").rglob("*.*") if path.suffix in _READ)]
+    files = [*SOURCES, *sorted(path for path in (CODE / "flows").rglob("*.*") if path.suffix in _READ)]
     names = " ".join(path.name for path in files)
     content = b"".join(file.read_bytes() for file in files) + names.encode()
     return hashlib.sha256(content).hexdigest()
@@ -212,3 +213,126 @@ def _rule(preset: str, parameter: str, values: list[str], stages: list[str]) -> 
         "if": {"properties": {"preset": {"const": preset}, **plain}},
         "then": {"properties": {parameter: {"enum": values}}},
     }
+
+
+def read(path: Path) -> Any:
+    """Return the content of a YAML file."""
+    import yaml
+
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def resolve_ids(automation: Mapping[str, Any], ids: Mapping[str, UUID]) -> AutomationCore:
+    """Replace names of deployments in an automation by ids."""
+    from prefect.events.schemas.automations import AutomationCore
+
+    actions = [
+        {**action, _DEPLOYMENT: ids[action[_DEPLOYMENT]]} if _DEPLOYMENT in action else action
+        for action in automation["actions"]
+    ]
+    return AutomationCore.model_validate({**automation, "actions": actions})
+
+
+async def sync_automations(client: PrefectClient) -> None:
+    """Synchronize the server's automations with the file."""
+    wanted = read(AUTOMATIONS)
+    ids = await _deployments(client, wanted)
+    for each in wanted:
+        automation, known = resolve_ids(each, ids), await client.read_automations_by_name(each["name"])
+        if known:
+            await client.update_automation(known[0].id, automation)
+        else:
+            await client.create_automation(automation)
+
+
+async def _deployments(client: PrefectClient, automations: list[dict[str, Any]]) -> dict[str, UUID]:
+    actions = [action for each in automations for action in each["actions"]]
+    names = {action[_DEPLOYMENT] for action in actions if _DEPLOYMENT in action}
+    return {name: (await client.read_deployment_by_name(name)).id for name in names}
+
+
+def write_deployments(path: Path) -> None:
+    """Write all deployments to a file for ``prefect deploy``."""
+    import yaml
+
+    document = read(DEPLOYMENTS)
+    path.write_text(yaml.safe_dump({**document, "deployments": all_deployments()}, sort_keys=False), encoding="utf-8")
+
+
+def all_deployments() -> list[dict[str, Any]]:
+    """Return all deployments: first one per algorithm, which brings torch."""
+    from rlcore.algorithms.table import ALGORITHMS
+
+    document = read(DEPLOYMENTS)
+    own, others = document["definitions"]["algorithm"], document["deployments"]
+    return [*(_deployment(name, own) for name in ALGORITHMS), *others]
+
+
+def names_of(path: Path) -> list[str]:
+    """Return the names of the deployments in a file, as ``flow/name``; a flow is named as its function."""
+    each = read(path)["deployments"]
+    return [f"{one['entrypoint'].partition(':')[2].replace('_', '-')}/{one['name']}" for one in each]
+
+
+def with_form(schema: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """Return the parameter schema of online RL for one algorithm, with the form of its keys."""
+    fields = schema["properties"]
+    form = {name: value for name, value in fields["keys"].items() if name in ("title", "description", "position")}
+    form |= keys_form(algorithm)
+    chosen = {**fields["algorithm"], "enum": [algorithm]}
+    return {**schema, "properties": {**fields, "algorithm": chosen, "keys": form}}
+
+
+def keys_form(algorithm: str) -> dict[str, Any]:
+    """Return the JSON schema of the keys of a stage that the row of an algorithm uses."""
+    from rlcore.algorithms.resolve import constants_of
+    from rlcore.algorithms.table import ALGORITHMS
+    from rlcore.tasks.presets.key_reference import preset_schema
+
+    row, tables = ALGORITHMS[algorithm], preset_schema()["$defs"]
+    constants = {"weighting"} | constants_of(row)
+    objective = tables["ObjectiveConfig"]
+    used = {name: each for name, each in objective["properties"].items() if name in constants}
+    tables = {**tables, "ObjectiveConfig": {**objective, "properties": used}}
+    keys = {
+        name: _inlined(each, tables)
+        for name, each in tables["RlStage"]["properties"].items()
+        if name in _KEYS and (name != "critic" or row.uses_critic)
+    }
+    return {"type": "object", "properties": keys, "additionalProperties": False}
+
+
+def _deployment(algorithm: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    preset, stage = _start(algorithm)
+    return {
+        **own,
+        "name": algorithm,
+        "description": f"Online RL by {algorithm}: a stage of a preset and what it needs.",
+        "parameters": {"preset": preset, "stage": stage, "algorithm": algorithm},
+        "tags": [algorithm, *own["tags"]],
+    }
+
+
+def _start(algorithm: str) -> tuple[str, str]:
+    """Return the preset and the stage that a deployment runs unless others are named."""
+    from rlcore.algorithms.table import ALGORITHMS
+    from rlcore.checks.settings import algorithm_errors
+    from rlcore.tasks.presets.graph import rl_stages
+
+    for preset in _PRESETS:
+        for stage, own in rl_stages(open_preset(preset)).items():
+            rl = replace(own, algorithm=algorithm)
+            same = ALGORITHMS[own.algorithm].uses_critic == ALGORITHMS[algorithm].uses_critic
+            if same and not any(algorithm_errors(rl)):
+                return preset, stage
+    raise LookupError(f"no stage of {_PRESETS} can run {algorithm}: add a preset that can")
+
+
+def _inlined(schema: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a schema with its tables in place, and without defaults, which a form would send."""
+    if "$ref" in schema:
+        return _inlined(tables[schema["$ref"].rpartition("/")[2]], tables)
+    found = {name: value for name, value in schema.items() if name != "default"}
+    if "properties" in found:
+        found["properties"] = {name: _inlined(each, tables) for name, each in found["properties"].items()}
+    return found

@@ -1,7 +1,11 @@
-"""Supervisor: starts the services in order, restarts those that die, and ends all on a signal."""
+"""Supervisor: starts the services in order, restarts those that die, and ends all on a signal.
+
+Processes of a killed supervisor are found by a mark in their environment: no pid file can be lost or stale.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -10,13 +14,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+import psutil
+
 from infra.services import postgres
-from infra.services.layout import Layout, environment
-from infra.services.orphans import end_flow_runs, stop_orphans
+from infra.services.layout import MARK, Layout, environment
 from infra.services.provision import is_configured
 from infra.services.table import SERVICES, WORKER, Service
 from rlcore.tasks.store.locks import file_lock
@@ -26,7 +30,11 @@ logger = logging.getLogger("services")
 _TICK = 0.5  # seconds between two polls
 _CALM = 60.0  # seconds after which a service's earlier deaths are forgotten
 _LONGEST_WAIT = 30.0  # seconds before a service that keeps dying is restarted
-_PATIENCE = 20.0  # seconds between terminating a service and killing it
+_PATIENCE, _GRACE = 20.0, 15.0  # seconds between terminating a service, and another process, and killing it
+MAX_BYTES = 20 * 2**20
+KEPT = 4  # rotated files of each log
+_ROTATED_DAYS, _REMOVED_DAYS = 7.0, 30.0
+_DAY = 86_400.0
 
 
 class ServiceProcess:
@@ -104,7 +112,7 @@ def supervise(layout: Layout) -> None:
         keepers = [ServiceProcess(service, layout) for service in SERVICES]
         with _end_signals() as signals:
             _keep(keepers, layout, signals)
-        end_flow_runs(layout, worker=keepers[-1].process)
+        end_flow_runs(keepers[-1].process)
         for keeper in reversed(keepers):
             keeper.end()
         stop_orphans(layout)
@@ -126,7 +134,7 @@ def _keep(keepers: list[ServiceProcess], layout: Layout, signals: list[int]) -> 
         time.sleep(_TICK)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _end_signals() -> Iterator[list[int]]:
     signals: list[int] = []
 
@@ -136,12 +144,6 @@ def _end_signals() -> Iterator[list[int]]:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, note)
     yield signals
-
-
-MAX_BYTES = 20 * 2**20
-KEPT = 4  # rotated files of each log
-_ROTATED_DAYS, _REMOVED_DAYS = 7.0, 30.0
-_DAY = 86_400.0
 
 
 def rotate(log: Path, *, began: float) -> None:
@@ -164,3 +166,61 @@ def rotate(log: Path, *, began: float) -> None:
                 newer.replace(older)
         shutil.copyfile(log, old[0])
         os.truncate(log, 0)
+
+
+def end_flow_runs(worker: subprocess.Popen[bytes] | None) -> None:
+    """End the worker and its runs while the servers are up.
+
+    An interrupted run reports that to the server. The next start resumes it, even if it could not report.
+    """
+    if worker is None:
+        return
+    try:
+        runs = psutil.Process(worker.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return
+    worker.kill()  # SIGTERM would make it wait for its runs
+    _end(runs)
+
+
+def stop_orphans(layout: Layout) -> None:
+    """Stop the processes of a killed supervisor, the database last."""
+    _end([process for process in psutil.process_iter() if _is_marked(process, layout)])
+    _end(_database(layout), first=signal.SIGINT)
+    for path in layout.root.glob("*.pid"):
+        path.unlink()
+
+
+def _end(processes: list[psutil.Process], *, first: signal.Signals = signal.SIGTERM) -> None:
+    for process in processes:
+        _send(process, first)
+    _, stubborn = psutil.wait_procs(processes, timeout=_GRACE)
+    for process in stubborn:
+        _send(process, signal.SIGKILL)
+    psutil.wait_procs(stubborn, timeout=_GRACE)
+    for process in processes:
+        logger.info("stopped process %d", process.pid)
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def _is_marked(process: psutil.Process, layout: Layout) -> bool:
+    if process.pid in (os.getpid(), os.getppid()):
+        return False
+    try:
+        return bool(process.environ().get(MARK) == str(layout.root))
+    except psutil.Error:  # it has ended, or belongs to another user
+        return False
+
+
+def _database(layout: Layout) -> list[psutil.Process]:
+    """Return the database's process. PostgreSQL overwrites its environment but stores its process id."""
+    try:
+        number = int((layout.cluster / "postmaster.pid").read_text(encoding="utf-8").splitlines()[0])
+        process = psutil.Process(number)
+        return [process] if str(layout.cluster) in process.cmdline() else []
+    except (OSError, ValueError, IndexError, psutil.Error):
+        return []

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks.evidence import __main__ as program
-from benchmarks.evidence.__main__ import TASKS
-from benchmarks.evidence.claims import (
+from benchmarks.evidence.__main__ import (
     CLAIMS,
+    TASKS,
     Contrast,
     claims_table,
     difference,
@@ -21,7 +21,7 @@ from benchmarks.evidence.claims import (
     value_of,
     verdict,
 )
-from benchmarks.evidence.claims import write_results as write
+from benchmarks.evidence.__main__ import write_results as write
 from benchmarks.evidence.runs import added, curve_of, figures, other_figures
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ConfigError, TrainingError

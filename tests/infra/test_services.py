@@ -18,8 +18,7 @@ import pytest
 import yaml
 
 from infra.services import provision, supervisor
-from infra.services.commands import bring_up, take_down
-from infra.services.deployments import all_deployments, write_deployments
+from infra.services.__main__ import bring_up, take_down
 from infra.services.layout import (
     MARK,
     Layout,
@@ -31,8 +30,8 @@ from infra.services.layout import (
     saved_layout,
     write_client_file,
 )
-from infra.services.orphans import stop_orphans
-from infra.services.supervisor import KEPT, ServiceProcess, rotate
+from infra.services.provision import all_deployments, write_deployments
+from infra.services.supervisor import KEPT, ServiceProcess, rotate, stop_orphans
 from infra.services.table import SERVICES, Service
 from rlcore.errors import ConfigError, ServiceError, StorageError
 from tests.architecture.source_files import ROOT

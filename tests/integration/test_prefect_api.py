@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -19,10 +18,8 @@ from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFi
 from prefect.client.schemas.objects import Artifact, State, TaskRun
 from prefect.client.schemas.schedules import IntervalSchedule
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.events.schemas.automations import AutomationCore
 from prefect.states import Cancelling, Completed, Crashed, Failed, Late, Pending, Running
 
-from infra.services import automations
 from rlcore.errors import TrainingError
 from rlcore.tasks.run import reconciliation
 from rlcore.tasks.run.events import SNAPSHOT, STOPPED, emit_findings, emit_snapshot
@@ -333,18 +330,3 @@ def test_a_scheduled_run_that_did_not_start_before_the_next_one_is_reported_once
     ((event, text),) = notices(home)
     assert event == MISSED
     assert text.startswith(f"{planned[0].name} (nightly): the run of ") and text.endswith("before the next one was due")
-
-
-def test_a_server_loses_the_automations_that_called_living_runs_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    (rule, *_) = automations.read_automations()
-    monkeypatch.setattr(automations, "read_automations", lambda: [rule])
-    (old, *_) = automations._REPLACED
-
-    async def tell() -> list[str]:
-        async with get_client() as client:
-            for name in (old, "mine"):
-                await client.create_automation(AutomationCore.model_validate({**rule, "name": name}))
-            await automations.sync_automations(client)
-            return [each.name for each in await client.read_automations()]
-
-    assert sorted(asyncio.run(tell())) == sorted(["mine", rule["name"]])

@@ -9,6 +9,7 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from rlcore.data_contracts import characters, text
@@ -20,7 +21,7 @@ _LONE = re.compile(r"(?: [.,;:!?']{1,3})+(?= |$)")
 def question_text(question: str) -> str:
     """A question without what typing adds to it."""
     plain = _folded(html.unescape(question))
-    piece = text._quoted_piece if plain.startswith("'") or " '" in plain else text._piece
+    piece = partial(text._piece, is_quoted=plain.startswith("'") or " '" in plain)
     words = " ".join(filter(None, map(piece, plain.split())))
     return _LONE.sub(_without_lone, words).rstrip(" .,;:?")
 

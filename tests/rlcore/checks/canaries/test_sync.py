@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.canaries.session import LosesALayer, LosesTheHead, ServesTheBase, Session, Stale, Warmer, native
+from benchmarks.canaries import LosesALayer, LosesTheHead, ServesTheBase, Session, Stale, Warmer, native
 from rlcore.algorithms.agreement import LogprobAgreement, Spread
 from rlcore.checks.canaries import (
     EngineCalibration,
