@@ -45,7 +45,6 @@ def main() -> None:
 
 
 def _row(shared_words: str, rows: int) -> tuple[str, ...]:
-    """Measure in a process of its own."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     arguments = ["--here", "--rows", str(rows), "--shared-words", shared_words]
     command = [sys.executable, "-m", "benchmarks.gate", *arguments]

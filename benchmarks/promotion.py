@@ -94,7 +94,6 @@ def _is_better(world: World, challenger: np.ndarray, *, look: int = 1) -> bool:
 
 
 def _guarded(world: World, challenger: np.ndarray, generator: np.random.Generator) -> bool:
-    """Return True if tasks and length hold."""
     lengths = np.clip(world.champion_length + generator.integers(-3, 4, len(challenger)), 1, 44).astype(float)
     sides: dict[str, Any] = {"champion": world.champion_length, "challenger": lengths}
     guards = [PairedMetric(name="length", margin=LENGTH_MARGIN, higher_is_better=False, **sides)]

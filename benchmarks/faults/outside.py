@@ -56,7 +56,6 @@ OFTEN: dict[str, Any] = {"checkpoints": CheckpointConfig(every_iterations=1)}
 
 
 def _resumed(scene: str, injects: Sequence[Inject], stack: ExitStack, *, change: Turn = lambda made: made) -> Verdict:
-    """Kill a run, inject the fault, and resume."""
     folder = new_folder()
     components = components_of(scene, folder=folder, **OFTEN)
     with contextlib.suppress(KilledError), contextlib.closing(components.learner):
@@ -71,7 +70,6 @@ def _restored(name: str, value: Any) -> Inject:
 
 
 def _reanchored(components: Components) -> Components:
-    """Replace the reference policy by the interrupted policy."""
     learner: Any = components.learner
     load = learner.load
 
@@ -135,7 +133,6 @@ def _weights_exchanged(model: Path) -> None:
 
 
 def _own(function: Callable[[Sequence[Rollout]], list[Any]], stack: ExitStack, *, minutes: float = 60.0) -> Verdict:
-    """Run with a function as the reward."""
     reward = WeightedReward([WeightedTerm(FunctionReward(function, "own", timeout_minutes=minutes), 1.0)])
     return played(lambda: replace(components_of("grpo", num_iterations=20), reward=reward))
 
@@ -158,7 +155,6 @@ def _overlapping(stack: ExitStack) -> Verdict:
 
 
 def _stories() -> Rows:
-    """Return questions about three names each, with answers that repeat them."""
     names = [", ".join(f"name{number + place}" for place in range(3)) for number in range(0, 300, 3)]
     return [((Message(role="user", content=f"who are {each}?"),), f"friends: {each}") for each in names]
 

@@ -48,7 +48,6 @@ def _silent(step: int, metrics: Any) -> None:
 
 
 def _settings(work: Work, microbatch: int, batch_size: int) -> dict[str, Any]:
-    """Return the settings of a supervised stage."""
     sizes = {"batch_size": batch_size, "tokens_per_microbatch": microbatch}
     return {**sizes, "learning_rate": work.learning_rate, "optim": OPTIM}
 
@@ -70,7 +69,6 @@ class ForcedSampler(NativeSampler):
 
 
 def _forced(logits: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample, and return the given tokens with their log-probabilities."""
     sample_tokens(logits, torch.full_like(wanted, 0.5), temperature=1.0)
     tokens = wanted.long()
     wide = logits.float()

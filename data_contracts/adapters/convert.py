@@ -169,7 +169,6 @@ def _declared(columns: Mapping[str, Scalar], kind: Kind) -> Adapter:
 
 
 def _adapter(name: str) -> Adapter:
-    """Return an adapter of the table, or the one that ``module:NAME`` names."""
     if ":" in name:
         return _imported(name)
     if name == COLUMNS:
@@ -282,7 +281,6 @@ def _dumped(value: object) -> bytes:
 
 
 def _plain(value: object) -> str:
-    """Return a value that JSON does not have as text."""
     if isinstance(value, Decimal):
         return str(value)
     raise TypeError(f"a value of type {type(value).__name__}")

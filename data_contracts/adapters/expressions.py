@@ -168,7 +168,6 @@ def _inside(value: Any, parts: Sequence[str], done: str, is_optional: bool) -> A
 
 
 def _boxed(value: Any, path: str) -> str:
-    r"""Return the content of the last ``\boxed{}`` of a solution."""
     text = _text(value, path)
     start = text.rfind("\\boxed")
     rest = text[start + len("\\boxed") :].lstrip() if start >= 0 else ""
@@ -184,7 +183,6 @@ def _boxed(value: Any, path: str) -> str:
 
 
 def _hashes(value: Any, path: str) -> str:
-    """Return the final answer after ``####``, without separators of thousands."""
     text = _text(value, path)
     _, marker, answer = text.rpartition("####")
     if not marker or not answer.strip():
@@ -196,7 +194,6 @@ def _hashes(value: Any, path: str) -> str:
 
 
 def _worked(value: Any, path: str) -> str:
-    """Return a solution without calculator notes ``<<48/2=24>>``, and its final answer after ``####``."""
     text = _text(value, path)
     return f"{re.sub('<<[^<>]*>>', '', text.rpartition('####')[0]).strip()}\n#### {_hashes(text, path)}"
 
@@ -211,7 +208,6 @@ def _transcript(value: Any, path: str) -> list[dict[str, str]]:
 
 
 def _extra_id(value: Any, path: str) -> list[dict[str, str]]:
-    """Split turns at ``<extra_id_1>``, of which the first is the user's."""
     return _turns(["User", *_EXTRA_ID.split(_text(value, path))])
 
 
@@ -241,21 +237,18 @@ def _only(value: Any, path: str) -> Any:
 
 
 def _commas(value: Any, path: str) -> str:
-    """Return numbers with commas between them."""
     if not isinstance(value, list) or any(type(one) is not int for one in value):
         raise RowError(path, f"must be a list of whole numbers, not {kind_of(value)}", value)
     return ", ".join(map(str, value))
 
 
 def _lettered(value: Any, path: str) -> str:
-    """Return the choices of a question, each behind its letter."""
     if not isinstance(value, list) or len(value) > len(_LETTERS):
         raise RowError(path, f"must be a list of at most {len(_LETTERS)} choices, not {kind_of(value)}", value)
     return "\n".join(f"{letter}. {_text_in(one, path)}" for letter, one in zip(_LETTERS, value, strict=False))
 
 
 def _letter(value: Any, path: str) -> str:
-    """Return the letter of a choice by its number, from 0."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(_LETTERS):
         raise RowError(path, f"must be the number of a choice, from 0, not {kind_of(value)}", value)
     return _LETTERS[value]

@@ -130,7 +130,6 @@ def _preference_rows(spec: Spec, name: str, row: Row) -> list[dict[str, Any]]:
 
 
 def _sides(spec: Spec, row: Row) -> tuple[Messages, str, str]:
-    """Return the question, the better and the worse answer."""
     if "chosen" in spec:
         sides = _divided(spec, row, "chosen", "rejected", is_sound=False)
         _require_order(spec, row)
@@ -143,7 +142,6 @@ def _sides(spec: Spec, row: Row) -> tuple[Messages, str, str]:
 
 
 def _lead(spec: Spec, row: Row) -> float:
-    """Return the lead of the first answer."""
     if "winner" not in spec:
         return _number(spec, row, "score_a") - _number(spec, row, "score_b")
     winner, first, second = (_name_of(spec[each].read(row)) for each in ("winner", "winner_a", "winner_b"))
@@ -151,7 +149,6 @@ def _lead(spec: Spec, row: Row) -> float:
 
 
 def _require_order(spec: Spec, row: Row) -> None:
-    """Refuse swapped sides, and ties."""
     if not {"score_chosen", "score_rejected"} <= spec.keys():
         return
     if all(spec[each].read(row) is None for each in ("score_chosen", "score_rejected")):
@@ -182,7 +179,6 @@ def _divided(spec: Spec, row: Row, first: str, second: str, *, is_sound: bool) -
 
 
 def _ranking(spec: Spec, name: str, row: Row) -> list[dict[str, Any]]:
-    """Return the pairs of a ranking."""
     path, answers = _path(spec, "prompt"), _path(spec, "responses")
     question = _with_system(spec, row, question_of(_asked(spec, row), path))
     texts = [
@@ -200,7 +196,6 @@ def _ranking(spec: Spec, name: str, row: Row) -> list[dict[str, Any]]:
 
 
 def _asked(spec: Spec, row: Row) -> Messages:
-    """Return the conversation of a row: its history, then its prompt."""
     turns = conversation(spec["prompt"].read(row), _path(spec, "prompt"))
     return [*history(spec["history"].read(row), _path(spec, "history")), *turns] if "history" in spec else turns
 
@@ -236,7 +231,6 @@ def _id(spec: Spec, row: Row) -> str:
 
 
 def _text(spec: Spec, row: Row, target: str) -> str:
-    """Return the text of an optional target, or of a number; empty without it."""
     value = spec[target].read(row) if target in spec else None
     if value is None:
         return ""
@@ -303,5 +297,4 @@ def _tie(spec: Spec, row: Row, path: str, value: object, reason: str = "a tie is
 
 
 def _path(spec: Spec, target: str) -> str:
-    """Return the column of a target, as errors name it."""
     return (spec[target].columns or (target,))[0]

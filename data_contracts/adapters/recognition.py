@@ -175,7 +175,6 @@ def _fits(source: Source, adapter: str, kind: Kind) -> bool:
 
 
 def _columns_of(adapter: str, kind: Kind) -> set[str]:
-    """Return the columns at the top of a row that an adapter reads."""
     if adapter not in LAYOUTS:
         return set(ADAPTERS[adapter].spent or contract_of(adapter, kind).columns) - {"contract"}
     spec = parse_columns(LAYOUTS[adapter].columns[kind], kind)

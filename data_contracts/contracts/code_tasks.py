@@ -100,7 +100,6 @@ def _programs(task: dict[str, Any]) -> Iterator[tuple[str, bool, str]]:
 
 
 def _constant(task: dict[str, Any], answer: str) -> str:
-    """Return a program that always gives an answer, written in Python."""
     if task["style"] == "stdin":
         return f"print({answer})\n"
     return f"def {task['entry_point']}(*args, **kwargs):\n    return {answer}\n"
@@ -132,7 +131,6 @@ def _sides_of(node: ast.Compare) -> list[ast.expr]:
 
 
 def _calls(node: ast.AST, names: Collection[str]) -> bool:
-    """Return True if a call of one of the functions is in a node."""
     return any(
         isinstance(each, ast.Call) and isinstance(each.func, ast.Name) and each.func.id in names
         for each in ast.walk(node)
@@ -158,7 +156,6 @@ def is_code_task(text: str) -> bool:
 
 
 def _code_task(text: str) -> dict[str, Any] | None:
-    """Parse a reference into a code task; None if it is none."""
     try:  # int() accepts at most 4,300 digits, which a test may exceed
         task = json.loads(text, parse_int=lambda digits: int(digits if len(digits) < 4_000 else Decimal(digits)))
     except (ValueError, RecursionError):

@@ -107,7 +107,6 @@ def _suspects(frame: pd.DataFrame, model: type[pa.DataFrameModel]) -> NDArray[np
 
 
 def _reported(frame: pd.DataFrame, contract: Contract) -> list[RowViolation]:
-    """Return what pandera reports."""
     try:
         contract.model.validate(frame, lazy=True)
     except pa.errors.SchemaErrors as error:
@@ -134,7 +133,6 @@ def passes_fast_path(frame: pd.DataFrame, model: type[pa.DataFrameModel]) -> boo
 
 
 def _has_type(values: pd.Series, column: pa.Column) -> bool:
-    """Return True if values have the column's type, and no null where none is allowed."""
     kind: Any = column.dtype
     if not column.nullable and values.hasnans:
         return False
@@ -153,7 +151,6 @@ def _column_violations(frame: pd.DataFrame, contract: Contract) -> list[RowViola
 
 
 def _reason(check: str) -> str:
-    """Describe pandera's built-in checks."""
     if check.startswith("dtype("):
         return "is not of the column's type"
     return "must not be null" if check == "not_nullable" else check

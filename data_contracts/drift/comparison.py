@@ -206,7 +206,6 @@ def _buckets(sketch: Sketch, *, kept_alone: bool = False) -> Floats:
 
 
 def _of_bins(edges: list[float], before: Floats, after: Floats) -> tuple[list[str], Floats, Floats]:
-    """Return the bins of a histogram by their edges, and their fractions in both."""
     texts = [f"{edge:g}" for edge in edges]
     between = [f"{low} to {high}" for low, high in pairwise(texts)]
     return [f"up to {texts[0]}", *between, f"above {texts[-1]}"], _shares(before), _shares(after)
@@ -234,7 +233,6 @@ def _possible_shares(sketch: Sketch, names: list[str]) -> tuple[Floats, Floats]:
 
 
 def _moves(labels: list[str], p: Floats, q: Floats) -> tuple[Move, ...]:
-    """Return the three largest changes of fractions [B]."""
     sizes = np.abs(q - p).round(9)  # equal changes differ by rounding; they keep the order of the bins
     order = np.argsort(-sizes, kind="stable").tolist()
     found = [Move(name=labels[place], before=float(p[place]), after=float(q[place])) for place in order[:3]]
@@ -252,14 +250,12 @@ def _is_comparable(accepted: Sketch | None, new: Sketch | None) -> bool:
 
 
 def _psi(before: Floats, after: Floats) -> Floats:
-    """Return the PSI of counts [..., B]; an empty bin counts as half a row."""
     p, q = _floored(before), _floored(after)
     found: Floats = ((p - q) * np.log(p / q)).sum(axis=-1)
     return found
 
 
 def _ks(before: Floats, after: Floats) -> Floats:
-    """Return the KS of counts [..., B]."""
     apart = np.abs(np.cumsum(_shares(before), axis=-1) - np.cumsum(_shares(after), axis=-1))
     found: Floats = apart.max(axis=-1, initial=0.0)
     return found

@@ -98,7 +98,6 @@ def _weights(frame: pd.DataFrame) -> Floats:
 
 
 def _effect(frame: pd.DataFrame) -> Effect:
-    """Return the design effect of a frame's columns."""
     if GROUP not in frame.columns:
         return lambda places, weights, *, is_ordered: design_effect(places, weights)
     return partial(group_effect, groups=np.unique(frame[GROUP], return_inverse=True)[1])

@@ -195,7 +195,6 @@ def contradictions(ledger: Ledger, is_sound: Mask, contract: Contract) -> list[F
 
 
 def _two_references(ledger: Ledger, sound: Rows) -> Flagged:
-    """Return rows whose prompt has another reference in another row."""
     rows, others = _against(sound, ledger.key[sound], ledger.reference[sound])
     return Flagged(
         rows=rows,

@@ -157,7 +157,6 @@ def _read_again(
     *,
     take: Callable[[Found], None],
 ) -> RowSummaries:
-    """Read the rows of the report, and process all kept rows while reading."""
     state = resolved.state
     spoken = [rows[:MAX_LISTED] for one in resolved.flagged for rows in (one.rows, one.others)]
     places = np.unique(np.concatenate([*spoken, *(outcome.rows for _, outcome in outcomes), NO_ROWS]))
@@ -182,7 +181,6 @@ def _quarantine(scanned: ScannedRows, resolved: ResolvedRows, details: RowSummar
 
 
 def _counts(scanned: ScannedRows, resolved: ResolvedRows) -> Counter[str]:
-    """Count rejected rows by reason."""
     counts = Counter(scanned.lost_reasons)
     numbers = np.bincount(scanned.ledger.reason, minlength=1)
     counts.update({reason: int(numbers[place]) for place, reason in enumerate(scanned.reasons) if place})
@@ -370,7 +368,6 @@ class KeptRows:
         )
 
     def _note(self, rows: list[dict[str, Any]], frame: pd.DataFrame, places: Rows) -> None:
-        """Collect the rows for sketches, with their numbers of tokens instead of their answers."""
         chosen = np.flatnonzero(self._is_sketched[places])
         if not len(chosen):
             return

@@ -236,7 +236,6 @@ def _short(grams: Numbers) -> Column:
 
 
 def _words(rows: Sequence[Sequence[str]]) -> tuple[list[bytes], Rows]:
-    """Hash the words of each text, with the index of its row."""
     places = np.array([place for place, texts in enumerate(rows) for _ in texts], dtype=np.int64)
     return [hashes_of_words(text) for texts in rows for text in texts], places
 

@@ -81,7 +81,6 @@ def wrapped_error(path: Path, key: str) -> ContractError:
 
 
 def _spans(path: Path, text: str, decoder: json.JSONDecoder) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each item of an array."""
     place = _skip(text, 0)
     if text[place : place + 1] != "[":
         raise ContractError("the file is no JSON array of rows", where=str(path), fix=_TO_LINES)

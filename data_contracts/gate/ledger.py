@@ -104,7 +104,6 @@ def _joined(parts: list[Column]) -> Column:
 
 
 def _is_first(digests: Numbers) -> Mask:
-    """Return a mask of the rows whose content no earlier row has."""
     order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: the first of equal ones stays first
     is_first = np.ones(len(digests), dtype=bool)
     is_first[order[1:]] = (digests[order[1:]] != digests[order[:-1]]).any(axis=1)

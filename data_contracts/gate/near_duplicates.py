@@ -145,7 +145,6 @@ def _hash_of(token: str) -> bytes:
 
 
 def _mix(numbers: Numbers) -> Numbers:
-    """Mix numbers so that each output bit depends on every input bit."""
     spread = (numbers ^ (numbers >> np.uint64(32))) * _MULTIPLIER
     return spread ^ (spread >> np.uint64(29))
 

@@ -176,7 +176,6 @@ def joined(train: Source, held_out: Source) -> Source:
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
-    """Convert errors of a file to an error that names it."""
     try:
         yield
     except FileNotFoundError as error:

@@ -112,7 +112,6 @@ def _left(rows: Sequence[dict[str, Any]], broken: Sequence[RowViolation]) -> lis
 
 
 def _placed(found: Sequence[RowViolation], places: Sequence[int]) -> list[RowViolation]:
-    """Return violations of some rows of a batch, by their indices in the batch."""
     return [replace(one, row=places[one.row]) for one in found]
 
 

@@ -80,7 +80,6 @@ def select(split: Column, prompts: Column, order: Numbers, *, num_train: int, nu
 
 
 def _turns(prompts: Column) -> Rows:
-    """Return the number of earlier rows with the same prompt, for each row."""
     order = np.argsort(prompts, kind="stable")
     is_start = np.ones(len(order), dtype=bool)
     is_start[1:] = prompts[order[1:]] != prompts[order[:-1]]

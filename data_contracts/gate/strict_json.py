@@ -67,7 +67,6 @@ def _finite(text: str) -> float:
 
 
 def _is_deep(value: object, levels: int) -> bool:
-    """Return True if a value is nested deeper than ``levels``."""
     if not isinstance(value, dict | list):
         return False
     items = value.values() if isinstance(value, dict) else value

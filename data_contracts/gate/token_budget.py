@@ -83,7 +83,6 @@ def completed_lengths(rows: Rows, lengths: Lengths, contract: Contract, meter: T
 def _encoded(
     rows: Rows, places: Sequence[int], contract: Contract, meter: TokenMeter
 ) -> tuple[Sequence[int], list[Sequence[Sequence[int]]]]:
-    """Return prompt lengths of some rows, and for each kind of answer their token ids."""
     if not places:
         return [], [[] for _ in contract.answers]
     prompts = _of_each(meter.prompt_lengths, [rows[place]["messages"] for place in places])

@@ -215,7 +215,6 @@ def _is_supervised(layout: Layout) -> bool:
 
 
 def _supervisor(layout: Layout) -> int | None:
-    """Return the supervisor's process id, if one holds this folder."""
     number = _read_number(layout.root / "supervisor.pid")
     return number if number and _is_supervised(layout) and psutil.pid_exists(number) else None
 

@@ -144,7 +144,6 @@ async def _offer_schedules(client: Any) -> None:
 
 
 def _digest() -> str:
-    """Return the digest of all sources of deployments and automations."""
     files = [*SOURCES, *sorted(path for path in (CODE / "flows").rglob("*.*") if path.suffix in _READ)]
     names = " ".join(path.name for path in files)
     content = b"".join(file.read_bytes() for file in files) + names.encode()
@@ -152,7 +151,6 @@ def _digest() -> str:
 
 
 def _pool() -> list[list[str]]:
-    """Return the command that creates the work pool, if there is none."""
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
 

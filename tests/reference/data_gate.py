@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import html
-import json
 import re
 import unicodedata
 import zlib
 from collections import Counter
 from functools import partial
-from typing import Any
 
 from rlcore.data_contracts import characters, text
 from rlcore.data_contracts.gate.near_duplicates import is_sign_of_meaning
@@ -60,9 +58,3 @@ def script_of(passage: str) -> str:
 def word_of(passage: str) -> str:
     """The word with the smallest CRC-32."""
     return min(words_of(passage), key=lambda word: (zlib.crc32(word.encode()), word), default="(no words)")
-
-
-def canonical_json(value: Any) -> bytes:
-    """Sorted keys, no blanks, UTF-8."""
-    spelled = json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
-    return spelled.encode("utf-8")

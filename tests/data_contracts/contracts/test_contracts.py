@@ -223,27 +223,13 @@ def test_a_ranking_of_three_becomes_three_pairs_of_one_set() -> None:
         ("middle", "worst"),
     ]
     assert {(pair["set_id"], pair["weight"]) for pair in pairs} == {("s", 1.0)}
+    assert len({pair["pair_id"] for pair in pairs}) == 3
     assert violations(pd.DataFrame([{**pair, "split": "train"} for pair in pairs]), PREFERENCE_PAIRS) == []
 
 
 def test_a_tie_gives_no_pair() -> None:
     pairs = expand("s", ASK, ["a", "b", "c"], [0, 0, 1], source="me")
     assert [(pair["chosen"], pair["rejected"]) for pair in pairs] == [("a", "c"), ("b", "c")]
-
-
-@given(st.lists(st.integers(0, 5), min_size=2, max_size=7))
-def test_the_pairs_of_any_ranking_are_one_set_and_prefer_the_better_rank(ranks: list[int]) -> None:
-    names = [str(place) for place in range(len(ranks))]
-    if len(set(ranks)) == 1:
-        with pytest.raises(RowError, match="tied"):
-            expand("s", ASK, names, ranks, source="me")
-        return
-    pairs = expand("s", ASK, names, ranks, source="me")
-    assert {pair["set_id"] for pair in pairs} == {"s"}
-    assert all(ranks[int(pair["chosen"])] < ranks[int(pair["rejected"])] for pair in pairs)
-    assert len({pair["pair_id"] for pair in pairs}) == len(pairs)
-    if len(set(ranks)) == len(ranks):
-        assert len(pairs) == len(ranks) * (len(ranks) - 1) // 2
 
 
 def test_a_ranking_needs_a_rank_for_each_completion() -> None:

@@ -27,22 +27,6 @@ from rlcore.data_contracts.gate.reading import joined, read_source, source_of
 from rlcore.data_contracts.gate.records import SourceRow
 from rlcore.data_contracts.gate.strict_json import MAX_DEPTH, parse_object
 
-JSON_VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abc", max_size=3), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(st.text("abc", max_size=3), JSON_VALUES), st.booleans())
-def test_what_json_can_spell_is_read_back_unchanged(row: dict[str, object], is_escaped: bool) -> None:
-    line = json.dumps(row, ensure_ascii=is_escaped).encode()
-    assert parse_object(line) == row
-
 
 def nested(levels: int) -> bytes:
     return b'{"a": ' + b"[" * (levels - 1) + b"]" * (levels - 1) + b"}"
@@ -55,10 +39,8 @@ def nested(levels: int) -> bytes:
         (b'{"a": -Infinity}', "-Infinity is not JSON"),
         (b'{"a": 1e999}', "1e999 is beyond the range of a float"),
         (b'{"a": 1, "a": 2}', "duplicate key 'a'"),
-        (b'{"a": "b", "a": "b"}', "duplicate key 'a'"),
         (b'{"b": {"a": 1, "a": 1}}', "duplicate key 'a'"),
         (b'{"a": 1, "\\u0061": 2}', "duplicate key 'a'"),
-        (b'{"a": "\\\\\\"", "b\\\\": "\\\\", "b\\\\": 2}', "duplicate key 'b\\\\'"),
         (b'{"a": "\xff"}', "not UTF-8: byte 0xff at position 7"),
         (b'{"a": "\xed\xa0\x80"}', "not UTF-8: byte 0xed at position 7"),
         (b'{"a": "\\ud800"}', "a lone surrogate is no character"),

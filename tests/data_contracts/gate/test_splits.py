@@ -37,14 +37,6 @@ def test_the_smallest_hashes_are_held_out_and_reserved_prompts_before_them() -> 
     assert held_out([3, 2]) == {2}  # at least one
 
 
-@given(st.lists(st.integers(0, 19), min_size=1, max_size=60))
-def test_no_prompt_is_on_both_sides(hashes: list[int]) -> None:
-    prompts = np.array(hashes, dtype=np.uint64)
-    mask = held_out_prompts(prompts, first=prompts < 0)
-    splits = assign(np.zeros(len(prompts), dtype=np.int8), mask, where="")
-    assert not set(prompts[splits == TRAIN].tolist()) & set(prompts[splits == EVAL].tolist())
-
-
 def test_prompts_that_ask_the_same_stand_behind_the_one_with_the_smallest_hash() -> None:
     keys, spellings = np.array([7, 3, 7, 7], dtype=np.uint64), np.array([30, 20, 10, 40], dtype=np.uint64)
     assert representatives(keys, spellings).tolist() == [2, 1, 2, 2]
