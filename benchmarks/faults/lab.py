@@ -246,26 +246,24 @@ def _player(scene: str, engine: NativeSampler, tokenizer: ChatTokenizer) -> Samp
 
 
 @functools.cache
-def home() -> Path:
-    """Return a folder for all files, which is removed with the process."""
-    _KEPT.append(tempfile.TemporaryDirectory(prefix="rlcore-faults-"))
-    return Path(_KEPT[-1].name)
+def _home() -> tempfile.TemporaryDirectory[str]:
+    """Return the folder of all files, which is removed with the process."""
+    return tempfile.TemporaryDirectory(prefix="rlcore-faults-")
 
 
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+def new_folder(name: str = "") -> Path:
+    """Return a folder that does not exist yet, or the one of that name."""
+    return Path(_home().name) / (name or f"run-{next(_numbers)}")
+
+
 _numbers = itertools.count()
-
-
-def new_folder() -> Path:
-    """Return a folder that does not exist yet."""
-    return home() / f"run-{next(_numbers)}"
 
 
 @functools.cache
 def scratch() -> Path:
     """Make the untrained model."""
-    import_model(c.ModelConfig(source="scratch", shape=SHAPE), home() / "scratch", seed=0)
-    return home() / "scratch"
+    import_model(c.ModelConfig(source="scratch", shape=SHAPE), new_folder("scratch"), seed=0)
+    return new_folder("scratch")
 
 
 def rows_of_sums() -> list[tuple[tuple[Message, ...], str]]:
@@ -297,8 +295,8 @@ def _start(kind: str) -> Path:
         made = [render_conversation(tokenizer, _called(asked) if calls else asked, said) for asked, said in rows]
         config = dataclasses.replace(SFT, num_steps=5 * SFT.num_steps) if calls else SFT  # copying takes longer
         train_sft(model, made, made[::2], config, seed=0, report=lambda *_: None)
-    save_model(model, scratch(), home() / kind)
-    return home() / kind
+    save_model(model, scratch(), new_folder(kind))
+    return new_folder(kind)
 
 
 def _called(asked: tuple[Message, ...]) -> tuple[Message, ...]:
