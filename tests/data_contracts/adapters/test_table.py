@@ -154,8 +154,6 @@ def test_a_row_without_one_of_its_columns_or_with_a_wrong_type_is_quarantined_wi
                 assert adapt(name, kind, {**ROWS[name], field: True}) == adapt(name, kind, ROWS[name])
 
 
-
-
 def test_gsm8k_loses_its_calculator_notes_and_the_commas_of_its_answer() -> None:
     (row,) = adapt("gsm8k", "demonstrations", GSM8K)
     assert row["completion"] == "She sold 48/2 = 24 clips.\nIn all 1,048.\n#### 1048"
@@ -327,8 +325,6 @@ def test_prompts_are_different_divided_by_hash_and_scored_by_their_own_generator
         assert reference["dataset"] == row["task"]
         assert reference["entry"]["question"].strip() == row["messages"][0]["content"]
         assert get_score_answer_fn(row["task"])(reference["entry"]["answer"], reference["entry"]) == 1.0
-
-
 
 
 def test_demonstrations_mix_worked_and_direct_answers_and_all_are_right() -> None:
