@@ -19,8 +19,7 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking import champion
 from rlcore.tasks.tracking.champion import Grounds
 from rlcore.tasks.tracking.mlflow_model import Cards, Package
-from rlcore.tasks.tracking.registration import register_model
-from rlcore.tasks.tracking.registry import ModelVersion
+from rlcore.tasks.tracking.registry import ModelVersion, register_model
 from rlcore.tasks.tracking.runs import Tracker
 from tests.chat_models import make_checkpoint
 from tests.toys import ToyConfig, no_sections

@@ -21,7 +21,7 @@ from rlcore.errors import ServiceError
 from rlcore.extras import install_command
 from rlcore.tasks.operations.postgres import FOLDER
 from rlcore.tasks.operations.server_access import HOST, USER
-from rlcore.tasks.run.outbox import addresses
+from rlcore.tasks.run.events import addresses
 from rlcore.tasks.store.locks import file_lock
 
 _START_SECONDS = 420.0  # generous, for a busy machine

@@ -21,10 +21,9 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import KeyInputs, Record, StageCache, now
-from rlcore.tasks.store.disk import sync
 from rlcore.tasks.store.locks import file_lock, is_held
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.storage import link_or_copy, matches_digest, note_digest, read_json, write_json
+from rlcore.tasks.store.storage import link_or_copy, matches_digest, note_digest, read_json, sync, write_json
 
 CHECKPOINTS, MLFLOW_RUN = "checkpoints", "mlflow_run.json"  # in a work folder
 WORK_INPUTS, _CONTINUED, _ROLLOUTS, _HISTORY = "inputs.json", "continued.json", "rollouts", "history.jsonl"

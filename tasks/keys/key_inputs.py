@@ -20,8 +20,7 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, idle_packages
 from rlcore.tasks.store.artifacts import REPORT, ArtifactRef
 from rlcore.tasks.store.cache import KeyInputs
-from rlcore.tasks.store.code_hash import closure_digests, libraries
-from rlcore.tasks.store.imports import NOTHING_CHOSEN, Chosen
+from rlcore.tasks.store.code_hash import NOTHING_CHOSEN, Chosen, closure_digests, libraries
 from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.store.storage import read_json
 

@@ -24,7 +24,7 @@ from rlcore.tasks.operations.server_access import (
 )
 from rlcore.tasks.store.passwords import passwords
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
+from rlcore.tasks.tracking.database import rewrite_artifact_paths
 from rlcore.tasks.tracking.views import results_page
 
 _QUIET = {"MLFLOW_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}  # what they warn of is not the user's

@@ -31,9 +31,9 @@ from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.settings import BudgetConfig
 from rlcore.tasks.run.prefect_bridge import report_progress, run_as_task
+from rlcore.tasks.store.logs import BudgetReachedError
 from rlcore.tasks.store.prices import read_prices
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.stops import BudgetReachedError
 from rlcore.tasks.store.storage import read_column, read_json, write_json
 
 R = TypeVar("R")

@@ -14,9 +14,8 @@ from rlcore.tasks.drawing.result import Draw, Result
 from rlcore.tasks.run.prefect_bridge import report_markdown
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import closure_digest
-from rlcore.tasks.store.disk import sync
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.storage import write_bytes
+from rlcore.tasks.store.storage import sync, write_bytes
 from rlcore.tasks.tracking.runs import RunTracker
 
 _DIGITS = 12  # characters of the artifact's digest in the name of a page's folder

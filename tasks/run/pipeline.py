@@ -34,8 +34,7 @@ from rlcore.tasks.store.shared import open_shared_store
 from rlcore.tasks.tracking.lineage import read_records
 from rlcore.tasks.tracking.mlflow_model import PAST, Package, files_below
 from rlcore.tasks.tracking.model_card import refresh_cards, write_cards
-from rlcore.tasks.tracking.registration import register_model
-from rlcore.tasks.tracking.registry import find_by_sha256
+from rlcore.tasks.tracking.registry import find_by_sha256, register_model
 from rlcore.tasks.tracking.runs import RunTracker, Tracker, open_tracker
 
 
@@ -202,8 +201,8 @@ def _machine(config: RunConfig) -> str:
 def _show_memory(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef], stages: Sequence[str]) -> None:
     if not stages:
         return
-    from rlcore.tasks.preflight.memory_plan import memory_lines
     from rlcore.tasks.preflight.model_facts import model_facts
+    from rlcore.tasks.preflight.sizes import memory_lines
 
     for line in memory_lines(config, model_facts(config, home, refs).size, stages):
         logger.info("%s", line)

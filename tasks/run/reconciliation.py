@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import psutil
 
 from rlcore.errors import shown
+from rlcore.tasks.run.events import deliver, put
 from rlcore.tasks.run.leases import held_leases
-from rlcore.tasks.run.outbox import deliver, put
 from rlcore.tasks.run.prefect_bridge import run_page
 from rlcore.tasks.store.settings import Home
 

@@ -28,7 +28,6 @@ from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.keys.shared_results import shared_result
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.run.curves import open_curves
 from rlcore.tasks.run.events import emit_findings, emit_snapshot
 from rlcore.tasks.run.interrupts import track_stage
 from rlcore.tasks.run.pages import show_refusal
@@ -40,13 +39,13 @@ from rlcore.tasks.run.stage_runs import (
     log_result,
     logged,
     noted_result,
+    open_curves,
     open_stage_run,
 )
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import KeyInputs, Record, now
-from rlcore.tasks.store.code_hash import code_version
-from rlcore.tasks.store.environment import pins_digest
+from rlcore.tasks.store.code_hash import code_version, pins_digest
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.runs import RunTracker

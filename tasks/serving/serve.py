@@ -37,10 +37,9 @@ from rlcore.openai_api.guard import LOOPBACK, Limits
 from rlcore.openai_api.server import Server, listen
 from rlcore.sampling.vllm import guard
 from rlcore.tasks.promotion.export import RegisteredVersion, open_registered
-from rlcore.tasks.serving.engine import Engine
+from rlcore.tasks.serving.engine import Engine, VllmEngine
 from rlcore.tasks.serving.front import Served, front
 from rlcore.tasks.serving.native import NativeEngine
-from rlcore.tasks.serving.vllm import VllmEngine
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking.mlflow_model import is_chat_model

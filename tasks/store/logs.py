@@ -1,11 +1,11 @@
-"""Log lines of Prefect and MLflow: errors that a user can fix, and what is logged twice."""
+"""Errors for users: in log lines of Prefect and MLflow, and stops that are no failures."""
 
 from __future__ import annotations
 
 import logging
 
 from rlcore.errors import RlcoreError
-from rlcore.tasks.store.disk import is_full_disk
+from rlcore.tasks.store.storage import is_full_disk
 
 _STORE = "mlflow.store.db.utils"
 _TASKS = "prefect.task_runs"
@@ -56,3 +56,12 @@ def leave_errors_to_command() -> None:
 
 def _is_unprinted(record: logging.LogRecord) -> bool:
     return not getattr(record, _PRINTED, False)
+
+
+class BudgetReachedError(RlcoreError):
+    """A limit of the preset's section ``budget`` is reached; the same command with a higher one resumes."""
+
+
+def is_continued(error: BaseException) -> bool:
+    """Return True if an error is no failure of the run: a kill, an interruption, a reached budget."""
+    return isinstance(error, BudgetReachedError) or not isinstance(error, Exception)

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from rlcore.errors import ConfigError, StorageError
-from rlcore.tasks.store.disk import existing_parent, network_file_system
-from rlcore.tasks.store.dumps import require_databases
 from rlcore.tasks.store.logs import shorten_user_errors
 from rlcore.tasks.store.passwords import draw, has_secret, private_file
 from rlcore.tasks.store.scratch import remove_left
-from rlcore.tasks.store.state import databases, require_readable
+from rlcore.tasks.store.state import databases, require_databases, require_readable
+from rlcore.tasks.store.storage import existing_parent, network_file_system
 
 Engine = Literal["prefect", "inline"]
 

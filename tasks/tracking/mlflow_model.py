@@ -4,6 +4,9 @@
 once. Next to it is the artifact's manifest, whose digest is a tag of the version: imports verify each file with it.
 MLflow's server and ``pyfunc`` accept OpenAI's messages, render the chat template and answer greedily; ``temperature``
 has no effect there.
+
+Files of runs are links too (:func:`log_files`): what is logged must not be changed afterwards, but may be removed or
+replaced.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlparse
 
 from rlcore.errors import ModelError, StorageError
-from rlcore.tasks.store.artifacts import MANIFEST, file_errors, file_sha256, listed_files
-from rlcore.tasks.store.storage import link_or_copy
+from rlcore.tasks.store.artifacts import MANIFEST, file_errors, listed_files
+from rlcore.tasks.store.storage import file_sha256, link_or_copy
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
     from mlflow.models import Model
 
@@ -255,3 +260,29 @@ def _link(source: Path, target: Path, files: Iterable[Path]) -> None:
 def _license_text(name: str) -> str:
     text = f"The declared license of the base model: {name}." if name else "No license was declared."
     return f"{text}\nA model trained from it is a derived work: its terms apply here too.\n"
+
+
+def log_files(client: MlflowClient, run_id: str, path: Path, folder: str) -> None:
+    """Add a file, or all files of a folder, to a run's ``folder``."""
+    location = local_path(client.get_run(run_id).info.artifact_uri)
+    if location is not None:
+        _replace(files_below(path) if path.is_dir() else {path.name: path}, location / folder)
+    else:
+        (client.log_artifacts if path.is_dir() else client.log_artifact)(run_id, str(path), folder)
+
+
+def local_path(location: str) -> Path | None:
+    """Return the path of a location of MLflow; None if a server has it."""
+    parsed = urlparse(location)
+    return Path(unquote(parsed.path)) if parsed.scheme == "file" else None
+
+
+def _replace(files: Mapping[str, Path], target: Path) -> None:
+    for name, path in files.items():
+        place = target / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        aside = place.with_name(f".{place.name}.new")  # a kill leaves it for the next start to remove
+        aside.unlink(missing_ok=True)
+        link_or_copy(path, aside)
+        aside.replace(place)
+        aside.unlink(missing_ok=True)  # rename leaves it if both are names of one file

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import StorageError
-from rlcore.tasks.store.artifacts import file_errors, file_sha256
+from rlcore.tasks.store.artifacts import file_errors
 from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.storage import link_or_copy, read_json, write_json
+from rlcore.tasks.store.storage import file_sha256, link_or_copy, read_json, write_json
 from rlcore.tasks.tracking.mlflow_model import PAST
 from rlcore.tasks.tracking.registry import ModelVersion, read_tags, set_tags
 from rlcore.tasks.tracking.runs import Tracker

@@ -20,15 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlcore.tasks.store.artifacts import file_sha256
-from rlcore.tasks.store.background import BackgroundWriter
 from rlcore.tasks.store.locks import file_lock
+from rlcore.tasks.store.logs import is_continued
 from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.stops import is_continued
-from rlcore.tasks.tracking.database import make_database, require_made
-from rlcore.tasks.tracking.files import log_files
-from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
+from rlcore.tasks.store.storage import file_sha256
+from rlcore.tasks.tracking.database import make_database, require_made, rewrite_artifact_paths
+from rlcore.tasks.tracking.mlflow_model import log_files
 from rlcore.tasks.tracking.retry import ignore_existing, none_if_missing, patient_client, retry_while_unavailable
 
 if TYPE_CHECKING:
@@ -36,7 +34,8 @@ if TYPE_CHECKING:
     from mlflow.entities import DatasetInput, Experiment, Metric, Run
 
     from rlcore.loop.curves import Tools
-
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 
 logger = logging.getLogger(__name__)
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -349,3 +348,50 @@ def describe_dataset(path: Path, *, name: str, context: str) -> DatasetInput:
         profile=json.dumps({"num_rows": described.num_rows}),
     )
     return DatasetInput(dataset, [InputTag("mlflow.data.context", context), InputTag("sha256", digest)])
+
+
+MAX_WAITING = 32  # jobs; more block the caller, so that a slow server cannot fill the memory
+
+
+class BackgroundWriter:
+    """Run jobs in order while the caller continues.
+
+    After a job fails, the later ones are dropped, so that records have no gap. Each later :meth:`submit` and
+    :meth:`wait` raises its error.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")  # starts with the first job
+        self._pending: deque[Future[None]] = deque()
+        self._error: Exception | None = None
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Queue ``job``; block while ``MAX_WAITING`` are queued."""
+        if len(self._pending) >= MAX_WAITING:
+            self._pending.popleft().result()
+        while self._pending and self._pending[0].done():
+            self._pending.popleft()
+        self._raise()
+        self._pending.append(self._thread.submit(self._do, job))
+
+    def wait(self) -> None:
+        """Wait until all jobs are done."""
+        while self._pending:
+            self._pending.popleft().result()
+        self._raise()
+
+    def close(self) -> None:
+        """Finish the queued jobs and end the thread, even if a job failed."""
+        self._thread.shutdown(wait=True)
+
+    def _do(self, job: Callable[[], object]) -> None:
+        if self._error is not None:
+            return
+        try:
+            job()
+        except Exception as error:  # noqa: BLE001 - it is raised in the thread that waits
+            self._error = error
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error

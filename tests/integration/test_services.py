@@ -90,7 +90,7 @@ EMBEDDED = """
 from pathlib import Path
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactStore
 from rlcore.tasks.tracking.mlflow_model import Cards, Package
-from rlcore.tasks.tracking.registration import register_model
+from rlcore.tasks.tracking.registry import register_model
 from rlcore.tasks.tracking.registry import set_alias
 from rlcore.tasks.store.settings import configure_environment, find_home
 from rlcore.tasks.tracking.runs import open_tracker

@@ -22,7 +22,7 @@ from rlcore.tasks.run.stages import run_stage
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import StageCache
-from rlcore.tasks.store.imports import NOTHING_CHOSEN
+from rlcore.tasks.store.code_hash import NOTHING_CHOSEN
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import note_digest

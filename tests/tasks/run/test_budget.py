@@ -21,9 +21,9 @@ from rlcore.tasks.run.budget import Meter, Spent, budget_period, metered
 from rlcore.tasks.run.pipeline import run_pipeline
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.cache import StageCache
+from rlcore.tasks.store.logs import BudgetReachedError
 from rlcore.tasks.store.prices import prices_path
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.stops import BudgetReachedError
 from rlcore.tasks.store.storage import write_table
 from rlcore.tasks.tracking.runs import open_tracker
 from tests.processes import wait_for_line

@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 
 from rlcore.errors import StorageError
 from rlcore.tasks.store import storage
-from rlcore.tasks.store.background import MAX_WAITING, BackgroundWriter
 from rlcore.tasks.store.locks import file_lock, is_held, locked_file
 from rlcore.tasks.store.scratch import announced, remove_left, scratch_folder
 from rlcore.tasks.store.settings import Home, configure_environment
@@ -37,6 +36,7 @@ from rlcore.tasks.store.storage import (
     write_json,
     write_table,
 )
+from rlcore.tasks.tracking.runs import MAX_WAITING, BackgroundWriter
 from tests.waiting import LONG
 
 TURNS = [{"role": "user", "content": "3 + 4"}, {"role": "assistant", "content": "7 ✓"}]

@@ -27,7 +27,6 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.lineage import read_records
 from rlcore.tasks.tracking.mlflow_model import Cards, Package, checkpoint_in
 from rlcore.tasks.tracking.model_card import body_of, refresh_cards, write_cards
-from rlcore.tasks.tracking.registration import register_model
 from rlcore.tasks.tracking.registry import (
     ModelVersion,
     count_look,
@@ -35,6 +34,7 @@ from rlcore.tasks.tracking.registry import (
     find_by_sha256,
     find_number,
     find_version,
+    register_model,
     set_alias,
     set_tags,
 )
