@@ -126,7 +126,6 @@ def _is_here(stage: str, key: str, home: Home) -> bool:
 
 @contextmanager
 def _renewed(shared: SharedStore, stage: str, key: str, owner: str) -> Iterator[None]:
-    """Renew a claim from a thread while the block computes."""
     is_over = threading.Event()
 
     def renew() -> None:

@@ -77,7 +77,6 @@ def _hash(prompt: str) -> str:
 
 
 def _layouts(records: Iterable[Record]) -> list[Layout]:
-    """Return the layouts in which datasets of these records were read, each once."""
     tables = [
         data for each in records if each.ref.kind == "dataset" for data in each.ingredients["config"]["data"].values()
     ]
@@ -109,7 +108,6 @@ def _held(snapshot: Path, wanted: frozenset[str]) -> dict[str, frozenset[str]]:
 
 
 def _versions(home: Home) -> Iterator[Mapping[str, str]]:
-    """Yield the tags of all registered versions, with ``name`` and ``version``."""
     for each in pages(open_tracker(home).client.search_model_versions):
         yield {**each.tags, "name": each.name, "version": str(each.version)}
 

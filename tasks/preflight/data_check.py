@@ -155,7 +155,6 @@ def _unusable(folder: Path) -> Iterator[str]:
 
 
 def _details(folder: Path) -> Iterator[str]:
-    """List the quarantine's reasons, its first rows, and the gate's warnings."""
     if not (folder / "report.json").is_file():
         return
     report = read_json(folder / "report.json")

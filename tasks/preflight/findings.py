@@ -124,7 +124,6 @@ def _num_rows(path: str) -> int:
 
 
 def _digest(path: str) -> str | None:
-    """Return a digest of a file's rows; None if there is no such file, as other checks say."""
     if path.startswith(HUB):
         if collect_error("", lambda: hub_parts(path)):
             return None

@@ -119,7 +119,6 @@ def _at(settings: Any, place: str) -> Any:
 
 
 def _needed(config: RunConfig, stages: Collection[str], *, is_imported: bool) -> dict[str, str]:
-    """Return the extra that each key needs."""
     needed = {}
     if config.model.source in ("gguf", "package") and not is_imported:
         needed[f"model.source = {config.model.source!r}"] = "gguf"

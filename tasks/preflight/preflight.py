@@ -66,10 +66,9 @@ def preflight(
 ) -> list[str]:
     """Return human-readable lines: unusual values, rows left out, memory plan, disk, time.
 
-    ``targets`` None: all stages of the preset. Errors in the graph of ``config`` are reported with the others if
-    ``targets`` is None. ``refs``: the artifacts of the stages that do not run again. If None, skip memory, disk and
-    time: computing it reads all sources. ``preset``: as the user names it. ``earlier``: errors of reading it; errors of
-    their keys follow from them.
+    ``targets`` None: all stages, and errors of the graph are reported with the others. ``refs``: the artifacts of the
+    stages that do not run again; None: skip memory, disk and time. ``preset``: as the user names it. ``earlier``:
+    errors of reading it; errors of their keys follow from them.
     Raises:
         ConfigError: with each error on a line, followed by unusual values.
     """
@@ -129,7 +128,6 @@ def _preflight(
 
 
 def _tokenizer_finding(model: ModelConfig, error: ModelError) -> Finding:
-    """Return the error of a model that cannot be read, or whose tokenizer cannot be trained with."""
     key = "model.path" if model.source in ("folder", "gguf") else "model"
     fix = f"; {error.fix}" if error.fix else ""
     return Finding(file=error.where or model.path, text=f"{key}: {error.what}{fix}")

@@ -1,9 +1,8 @@
-"""Delivery of a registered model: as a folder for other libraries, or served with the OpenAI protocol.
+"""Delivery of a registered model: as a folder for other libraries.
 
     export_model(find_home(), "tiny-grpo@champion", Path("out"), dtype="bfloat16")   # the folder, or an RlcoreError
-    serve_model(find_home(), "tiny-grpo@champion", host="127.0.0.1", port=8000)      # until Ctrl-C; the exit code
 
-Call :func:`rlcore.tasks.store.settings.configure_environment` before both.
+Call :func:`rlcore.tasks.store.settings.configure_environment` before.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Budget of a run: the amounts that it has spent, and the stop at a limit.
 
-A period is one run of a preset with its resumes: it begins with the first attempt at a command with these values, and
-ends when an attempt completes. Stopped, failed and killed attempts count. Each has a file in ``budgets/``, written
-every few seconds, so that a kill loses no more than that; each finished stage has another. The section ``budget``
-itself is not among the values.
+A period is one run of a preset with its resumes: it begins with the first attempt at a command with these values, its
+budget apart, and ends when an attempt completes. Each attempt has a file in ``budgets/``, written every few seconds, so
+that a kill loses no more than that; each finished stage has another.
 
 In an RL run a reached limit is raised like an interruption, so that the loop writes a checkpoint of its last iteration.
 With prefetch or several ranks it writes none, and the run resumes from its newest checkpoint.
@@ -186,7 +185,6 @@ def _write_until(meter: Meter, ended: threading.Event) -> None:
 
 
 def _sampled_tokens(folder: Path, work: Path) -> float:
-    """Count the completion tokens of an evaluation, and of answers that were sampled in chunks."""
     answers = folder / "answers.parquet"
     counts = (sum(rows) for rows in read_column(answers, "num_tokens")) if answers.is_file() else ()
     chunks = (ids for path in work.glob("chunks/*.parquet") for ids in read_column(path, "completion_ids"))

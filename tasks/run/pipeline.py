@@ -152,8 +152,7 @@ def run_pipeline(
 ) -> Mapping[str, ArtifactRef]:
     """Run the targets' stages in order and write ``report``; return the artifacts by stage name.
 
-    Once the base exists, the needs of the stages that will run are compared with the device's memory. Under Prefect
-    each stage is a task of the flow run. The MLflow experiment ``experiment`` gets one run for the pipeline, with a
+    Under Prefect each stage is a task of the flow run. The MLflow experiment gets one run for the pipeline, with a
     child run for each computed stage.
     Raises:
         ConfigError: a stage needs more memory than the GPU has.
@@ -189,7 +188,6 @@ def run_pipeline(
 
 
 def _machine(config: RunConfig) -> str:
-    """Log and return the machine as text, with a warning if it computes slowly."""
     found = known_machine(config.hardware)
     machine = describe_machine(found.facts)
     logger.info("machine: %s", machine)
@@ -235,7 +233,6 @@ def _publish(
 
 
 def _levels(refs: Mapping[str, ArtifactRef], cache: StageCache) -> dict[str, float]:
-    """Return the recorded confidence level of the intervals in each artifact that has some."""
     records = {name: cache.find(name, ref.stage_key) for name, ref in refs.items()}
     return {name: level for name, each in records.items() if each and (level := level_of(each.ingredients))}
 

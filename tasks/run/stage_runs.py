@@ -65,7 +65,7 @@ def noted_result(work: Path) -> StepOutput | None:
 def open_stage_run(stage: str, key: str, work: Path, run: PipelineRun) -> RunTracker:
     """Open the stage's MLflow run: the one of an attempt without result, so that its curves continue, or a new one.
 
-    A run shown as running may belong to another state directory on the same server: only killed ones are continued.
+    A run shown as running may belong to another state directory on the same server.
     """
     known = work / MLFLOW_RUN
     parent = run.parent.run_id

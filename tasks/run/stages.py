@@ -105,7 +105,6 @@ def _machine_differs(stage: Stage, config: RunConfig, ingredients: KeyInputs) ->
 def _compute(
     stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun, ingredients: KeyInputs
 ) -> Record:
-    """Run the step in its folders and MLflow run, and move its output into the store."""
     key, started = key_of(ingredients), time.perf_counter()
     with (
         _folders(run.home, key) as (folder, work),
@@ -148,7 +147,6 @@ def _compute(
 
 
 def _log_continued(work: Path, tracker: RunTracker) -> None:
-    """Log the curves of the earlier work that a run continues to its own MLflow run."""
     rows, earlier = continued(work)
     for row in rows:
         metrics = {name: value for name, value in row.items() if name != "iteration"}
@@ -184,7 +182,6 @@ def _require_intact(stage: Stage, inputs: Mapping[str, ArtifactRef], store: Arti
 
 
 def _write_record(record: Record, stage: Stage, config: RunConfig, run: PipelineRun) -> None:
-    """Write the record, which completes the result, and emit its events."""
     is_new = record.ref.sha256 not in {each.ref.sha256 for each in run.cache.records(stage.name)}
     run.cache.write(stage.name, record)
     close_work(run.home, config.name, stage, key_of(without_outcome(record.ingredients)), record.ref)

@@ -116,11 +116,6 @@ async def _lines(answer: httpx.Response) -> AsyncGenerator[str]:
 
 
 def _pieces(line: str) -> list[Piece]:
-    """Yield the pieces of one line of an event stream.
-
-    Raises:
-        SamplingError: the server reports an error.
-    """
     data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
     if not data or data == "[DONE]":
         return []

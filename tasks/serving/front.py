@@ -171,7 +171,6 @@ class _Front:
             self._running -= 1
 
     def _read(self, body: bytes, *, is_chat: bool) -> tuple[wire.Options, list[Job]]:
-        """Parse a request into jobs, or raise the reason for its rejection."""
         fields = wire.read_fields(wire.read_json(body), OFFER)
         options = wire.options_of(fields, is_chat=is_chat)
         messages = [_message(*each) for each in wire.chat_messages(fields, wire.SPOKEN)] if is_chat else []
@@ -206,7 +205,6 @@ class _Front:
         return prompt
 
     def _room(self, ids: tuple[int, ...], wanted: int | None) -> int:
-        """Return the number of tokens to generate."""
         if not ids:
             raise ApiError(400, "the prompt has no tokens", param="prompt")
         left = self._served.positions - len(ids)

@@ -81,7 +81,7 @@ class StageCache:
         used.touch()
 
     def used_keys(self, stage: str, preset: str) -> frozenset[str]:
-        """Return the keys of a stage that runs of a preset, or of any (``*``), have needed."""
+        """Return the keys of a stage that runs of a preset have needed."""
         return frozenset(path.name for path in (self.folder / stage).glob(f"{preset}/*"))
 
     def last_uses(self, stage: str, key: str = "*") -> dict[str, float]:

@@ -186,8 +186,6 @@ def _called_name(node: ast.Call) -> str:
 
 
 class _WithoutTypeChecking(ast.NodeTransformer):
-    """Transformer that drops the blocks of ``if TYPE_CHECKING``."""
-
     def visit_If(self, node: ast.If) -> ast.AST:
         is_for_types = isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
         kept = ast.If(test=node.test, body=[ast.Pass()], orelse=node.orelse) if is_for_types else node
@@ -197,9 +195,7 @@ class _WithoutTypeChecking(ast.NodeTransformer):
 def closure(module: str, *, chosen: Chosen = NOTHING_CHOSEN, root: Path | None = None) -> frozenset[str]:
     """Return the rlcore modules that ``module`` imports, directly or indirectly, and itself.
 
-    ``chosen``: the rows of tables that are used (:mod:`rlcore.choices`). ``root``: the folder of the package (default:
-    this installation). A custom module is followed into all custom code (:func:`is_own`). For a module that draws, the
-    package ``drawing`` counts.
+    ``root``: the folder of the package (default: this installation). For a module that draws, ``drawing`` counts.
     Raises:
         StorageError: the source of ``module`` cannot be found.
     """

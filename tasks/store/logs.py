@@ -14,10 +14,9 @@ _LOGGERS = ("prefect.flow_runs", _TASKS, _STORE)
 
 
 class UserErrors(logging.Filter):
-    """Filter that omits the traceback of rlcore's errors on the console and in the API.
+    """Filter that omits the traceback of rlcore's errors and of a full disk, and the end of a task that succeeded.
 
-    Prefect logs such an error for the task and again for the flow, with the whole traceback, and MLflow's store does so
-    for a full disk. Other errors keep their tracebacks. The end of a task that succeeded is omitted too.
+    Prefect logs such an error for the task and again for the flow.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

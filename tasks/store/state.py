@@ -190,8 +190,6 @@ def _needs_upgrade(each: Database, before: Mapping[str, str]) -> bool:
     """Return True if another version than the installed one wrote the database, with an older schema.
 
     A partial schema of the installed version is no reason: that process was killed while it made the tables.
-    Raises:
-        StorageError: a newer version wrote it.
     """
     known, newest = each.schemas()
     if each.schema not in known:

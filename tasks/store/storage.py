@@ -247,10 +247,13 @@ def _digest_file(path: Path) -> Path:
 def link_or_copy(source: Path, target: Path) -> None:
     """Give an immutable file a second name, or copy it if the disk has no hard links or differs.
 
+    The folder is made; an earlier file of that name goes first.
     Raises:
         StorageError: writing fails.
     """
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
         try:
             target.hardlink_to(source)
         except OSError:

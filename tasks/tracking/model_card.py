@@ -168,7 +168,6 @@ def _training(record: Record) -> str:
 
 
 def _evaluation(records: Sequence[Record], record: Record) -> Record | None:
-    """Return the newest evaluation of a model."""
     stage = record.ingredients["stage"]["name"]
     made = [
         each
@@ -179,7 +178,6 @@ def _evaluation(records: Sequence[Record], record: Record) -> Record | None:
 
 
 def _results(record: Record, *, is_evaluated: bool) -> str:
-    """Return metrics of the evaluation if there is one, else the final training metrics."""
     where = "The whole evaluation on held-out problems:" if is_evaluated else "At the end of training:"
     rows = [f"| {code_cell(name)} | {value:.6g} |" for name, value in sorted(record.metrics.items())]
     return "\n".join([where, "", "| figure | value |", "|---|---|", *rows]) if rows else "None were measured."
@@ -210,8 +208,7 @@ chat = pipeline("text-generation", {json.dumps(repo)})
 
 vLLM: `vllm serve {repo}`."""
     if _is_reward_model(record):
-        load = f"mlflow.pyfunc.load_model({json.dumps(uri)})"
-        return f"If rlcore is installed:\n\n```python\nimport mlflow\n\nscorer = {load}\n```"
+        return "Its heads are rlcore's own: `rlcore.models.reward_ensemble.load_reward_model` reads them from `model/`."
     return f"""```python
 import mlflow
 
@@ -258,7 +255,6 @@ def _data_card(name: str, data: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _base_of(home: Home, records: Sequence[Record], root: Ancestor) -> Mapping[str, Any]:
-    """Return the card of the imported base, empty if it has none."""
     for node in nodes(root):
         found = _read(home, records, node, _BASE_CARD)
         if found:
@@ -267,7 +263,6 @@ def _base_of(home: Home, records: Sequence[Record], root: Ancestor) -> Mapping[s
 
 
 def _data_sets_of(home: Home, records: Sequence[Record], root: Ancestor) -> list[Mapping[str, Any]]:
-    """Return the reports of all datasets above the model, each with the name of its ``stage``."""
     found = {node.sha256: (node, _read(home, records, node, Path("report.json"))) for node in nodes(root)}
     return [{"stage": node.stage, **report} for node, report in found.values() if "contract" in report]
 
@@ -303,7 +298,6 @@ def refresh_cards(home: Home, tracker: Tracker, versions: Iterable[ModelVersion]
 
 
 def _replace(tracker: Tracker, version: ModelVersion, card: str) -> None:
-    """Replace the card in the version's files and, truncated if it is long, its description."""
     known = tracker.client.get_model_version(version.name, str(version.version)).description
     if known == _description(card):
         return

@@ -89,10 +89,7 @@ def _taken_up(home: Home, folder: Path, digest: str) -> ChampionLineage:
     if errors := file_errors(folder, {**values.pop("files"), _RECORD: digest}):
         raise StorageError("; ".join(errors[:4]))
     for path in _files(folder):
-        place = home.past / path.relative_to(folder)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)
-        link_or_copy(path, place)
+        link_or_copy(path, home.past / path.relative_to(folder))
     return ChampionLineage(**{**values, "paired": tuple(values["paired"])})
 
 

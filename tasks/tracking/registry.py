@@ -282,7 +282,6 @@ def _outputs(run: RunTracker) -> Sequence[LoggedModelOutput]:
 
 
 def _store(run: RunTracker, package: Package, name: str, model: LoggedModel) -> None:
-    """Write the model's files to MLflow's location: directly, or through its server."""
     if (folder := local_path(model.artifact_location)) is not None:
         if not folder.exists():  # complete, from a call that was killed afterwards
             write_package(package, name, folder, model)

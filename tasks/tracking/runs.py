@@ -1,8 +1,7 @@
 """Runs, metrics and datasets in MLflow; ``registry.py`` has the registry of models.
 
 MLflow takes seconds to import, so each function that needs it imports it. All calls use run ids: MLflow's "active run"
-belongs to one thread, and tasks may run in others. Metrics and tables are written in the background, in order, so that
-a loop does not wait. :meth:`RunTracker.flush` waits for them before a checkpoint and at the end of a run.
+belongs to one thread, and tasks may run in others. Metrics and tables are written in the background, in order.
 """
 
 from __future__ import annotations
@@ -31,19 +30,20 @@ from rlcore.tasks.tracking.retry import ignore_existing, none_if_missing, patien
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import DatasetInput, Experiment, Metric, Run
+    from mlflow.entities import Experiment, Metric, Run
 
     from rlcore.loop.curves import Tools
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
 logger = logging.getLogger(__name__)
+MAX_WAITING = 32  # jobs; more block the caller, so that a slow server cannot fill the memory
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 _TABLES_TAG = "mlflow.loggedArtifacts"  # a list, in a tag of at most 8000 characters, which the interface reads
 PARENT_TAG = "mlflow.parentRunId"  # the tag by which MLflow's interface nests runs
 _ERROR = "error"  # tag with the reason of an end
 _ACTIVE = "active"  # lifecycle of what is not in MLflow's trash
-_MAX_PARAM = 500  # MLflow's limit in characters
+_MAX_PARAM, _MAX_DIGEST = 500, 36  # MLflow's limits in characters
 _PARAMS_PER_CALL, _METRICS_PER_CALL, _MAX_TABLES = 100, 1000, 100  # and in entries
 _WRITE_SECONDS = 5.0  # between two writes of metrics, of 30 ms each; MLflow's own queue would only log errors
 
@@ -258,10 +258,24 @@ class RunTracker:
     def log_dataset(self, path: Path, *, name: str, context: str) -> LoggedDataset:
         """Log a Parquet file as this run's data: with the SHA-256 of its bytes, its columns and row count.
 
-        ``context`` is its use: ``train`` or ``eval``.
+        ``context`` is its use: ``train`` or ``eval``. MLflow truncates a digest; the tag ``sha256`` has all of it.
         """
-        self.client.log_inputs(self.run_id, [described := describe_dataset(path, name=name, context=context)])
-        return LoggedDataset(name=name, digest=described.dataset.digest)
+        import pyarrow.parquet as parquet
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        digest = file_sha256(path)
+        columns = [{"name": field.name, "type": str(field.type)} for field in parquet.read_schema(path)]
+        dataset = Dataset(
+            name=name,
+            digest=digest[:_MAX_DIGEST],
+            source_type="local",
+            source=json.dumps({"uri": path.name}),
+            schema=json.dumps({"columns": columns}),
+            profile=json.dumps({"num_rows": parquet.read_metadata(path).num_rows}),
+        )
+        tags = [InputTag("mlflow.data.context", context), InputTag("sha256", digest)]
+        self.client.log_inputs(self.run_id, [DatasetInput(dataset, tags)])
+        return LoggedDataset(name=name, digest=dataset.digest)
 
     def log_model_metrics(
         self, model_id: str, metrics: Mapping[str, float], *, dataset: LoggedDataset | None = None
@@ -294,7 +308,6 @@ class RunTracker:
             self.is_over = True
 
     def _send(self) -> None:
-        """Queue pending metrics and the list of tables for writing."""
         waiting, self._waiting = self._waiting, []
         for start in range(0, len(waiting), _METRICS_PER_CALL):
             batch = waiting[start : start + _METRICS_PER_CALL]
@@ -317,40 +330,12 @@ class RunTracker:
         return max(history, key=lambda point: point.step, default=None)
 
 
-_MAX_DIGEST = 36  # MLflow's limit in characters
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoggedDataset:
     """Dataset in MLflow."""
 
     name: str
     digest: str
-
-
-def describe_dataset(path: Path, *, name: str, context: str) -> DatasetInput:
-    """Describe a Parquet file as a run's data: SHA-256 of its bytes, columns and row count; ``context``: its use.
-
-    MLflow truncates a digest to 36 characters; the tag ``sha256`` has all.
-    """
-    import pyarrow.parquet as parquet
-    from mlflow.entities import Dataset, DatasetInput, InputTag
-
-    digest = file_sha256(path)
-    described = parquet.read_metadata(path)
-    columns = [{"name": field.name, "type": str(field.type)} for field in parquet.read_schema(path)]
-    dataset = Dataset(
-        name=name,
-        digest=digest[:_MAX_DIGEST],
-        source_type="local",
-        source=json.dumps({"uri": path.name}),
-        schema=json.dumps({"columns": columns}),
-        profile=json.dumps({"num_rows": described.num_rows}),
-    )
-    return DatasetInput(dataset, [InputTag("mlflow.data.context", context), InputTag("sha256", digest)])
-
-
-MAX_WAITING = 32  # jobs; more block the caller, so that a slow server cannot fill the memory
 
 
 class BackgroundWriter:

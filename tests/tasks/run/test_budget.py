@@ -176,11 +176,6 @@ def test_tokens_of_evaluations_and_chunks_are_counted_once_over_killed_attempts(
         assert (meter.spent.tokens, meter.spent.judge_cost) == (3 + 4 + 1 + 2, 0.5)
 
 
-def test_writing_while_a_run_counts_breaks_nothing(tracked_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcore.tasks.run.budget.WRITE_SECONDS", 0.01)
-    run(tracked_home, config(tokens=1000))
-
-
 def test_a_limit_that_could_never_be_reached_is_an_error_of_the_preset(home: Home) -> None:
     preset = open_preset("tiny", ["budget.cost=1.0", "budget.judge_cost=1.0", JUDGED])
     cost, judge = budget_errors(preset, home)

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-import torch
 import yaml
 from huggingface_hub import ModelCard
 from mlflow import MlflowClient
 
-from rlcore.models.heads import ScalarHeadModel, score_rewards
-from rlcore.models.loading import load_policy
-from rlcore.models.reward_ensemble import save_members
-from rlcore.models.reward_scale import RewardScale, RewardScales
 from rlcore.tasks.store.audit_log import record_action
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.lineage import read_records
@@ -39,9 +32,6 @@ from rlcore.tasks.tracking.registry import (
     set_tags,
 )
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
-from rlcore.text.packing import TokenSequence
-from rlcore.text.tokenization import ChatTokenizer
-from rlcore.types import Message
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, make_checkpoint, our_answers
 from tests.registered import Killed, register_toy, register_versions, sealed
 
@@ -211,30 +201,6 @@ def test_a_tokenizer_that_mlflow_has_put_apart_is_found(tmp_path: Path) -> None:
         (tmp_path / place).write_text("{}")
     (tmp_path / "MLmodel").write_text("flavors: {}")
     assert {path.name for path in checkpoint_in(tmp_path).iterdir()} == {"config.json", "tokenizer.json"}
-
-
-def test_mlflow_scores_as_a_reward_model(tracker: Tracker, mlflow_model_checkpoint: Path, tmp_path: Path) -> None:
-    import mlflow
-
-    folder = tmp_path / "reward_model"
-    shutil.copytree(mlflow_model_checkpoint, folder)
-    backbone = load_policy(mlflow_model_checkpoint, device=torch.device("cpu"), dtype=torch.float32)
-    scorer = ScalarHeadModel.with_random_head(backbone, torch.Generator().manual_seed(0))
-    save_members((scorer,), folder)
-    RewardScales(members=(RewardScale(shift=0.5, scale=2.0),)).save(folder)
-    run = tracker.start_run("tiny", "reward_model", tags={})
-    register_model(run, Package(checkpoint=folder, cards=CARDS), name="tiny-reward_model", tags={"sha256": "cd"})
-    model = mlflow.pyfunc.load_model("models:/tiny-reward_model/1")
-    rows = pd.DataFrame({"messages": [conversation("3+4"), conversation("1")], "completion": ["7", "#### 1"]})
-    tokenizer = ChatTokenizer.load(mlflow_model_checkpoint)
-    rendered = [
-        tokenizer.render_demonstration([Message(role="user", content=question)], answer)
-        for question, answer in (("3+4", "7"), ("1", "#### 1"))
-    ]
-    sequences = [TokenSequence(prompt_ids=prompt, completion_ids=completion) for prompt, completion in rendered]
-    expected = (score_rewards(scorer, sequences, tokens_per_microbatch=100) - 0.5) / 2.0
-    assert model.predict(rows) == pytest.approx(expected.tolist(), abs=1e-5)
-    assert model.metadata.signature.inputs.input_names() == ["messages", "completion"]
 
 
 @pytest.fixture
