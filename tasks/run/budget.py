@@ -69,7 +69,6 @@ class Meter:
 
     @property
     def spent(self) -> Spent:
-        """Amounts of all attempts of the period."""
         return self._earlier + self._own
 
     @property
@@ -77,15 +76,9 @@ class Meter:
         return self._counted + Spent(seconds=time.monotonic() - self._began)
 
     def add(self, spent: Spent) -> None:
-        """Add sampled tokens or a judge's cost."""
         self._counted += spent
 
     def write(self) -> None:
-        """Write the amounts of this attempt.
-
-        Raises:
-            StorageError: writing fails.
-        """
         write_json(vars(self._own), self._path)
 
     def check(self, before: str) -> None:
@@ -101,12 +94,10 @@ class Meter:
                 raise _LimitReached(f"budget.{key}", text, higher=_raised(limit, amount))
 
     def run_task(self, name: str, number: int, work: Callable[[], R]) -> R:
-        """Do one turn of a loop as a task, unless a limit is reached."""
         self.check(f"{name} {number}")
         return run_as_task(name, number, work)
 
     def report_progress(self, label: str, done: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Count the tokens of a turn, and show the progress."""
         self.add(Spent(tokens=(metrics or {}).get("rollouts/tokens", 0.0)))
         report_progress(label, done, total, metrics)
 

@@ -138,7 +138,6 @@ class PlainLines(RunState):
 
     @contextmanager
     def logged(self) -> Iterator[None]:
-        """Log lines from a thread while the block runs."""
         thread = threading.Thread(target=self._log_lines, daemon=True)
         thread.start()
         try:

@@ -33,7 +33,7 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.shared import open_shared_store
 from rlcore.tasks.tracking.lineage import read_records
 from rlcore.tasks.tracking.mlflow_model import PAST, Package, files_below
-from rlcore.tasks.tracking.model_card import refresh_cards, write_cards
+from rlcore.tasks.tracking.model_card import refresh_cards, write_card
 from rlcore.tasks.tracking.registry import find_by_sha256, register_model
 from rlcore.tasks.tracking.runs import RunTracker, Tracker, open_tracker
 
@@ -262,14 +262,14 @@ def register(
         made_by = run.parent
     tags = _tags(record, inputs) | {"preset": preset}
     records = read_records(run.home)
-    cards = write_cards(run.home, records, record, name=name, version=None, tags=tags)
+    card = write_card(run.home, records, record, name=name, version=None, tags=tags)
     folder = run.store.path(ref)
     # Seconds of a killed attempt are in the run's curves already; they are no facts of a model.
     metrics = {metric: value for metric, value in record.metrics.items() if not is_machine_dependent(metric)}
     with scratch_folder(run.home.work) as temporary:
         tags |= {PAST: note_past(run.home, records, record, temporary / PAST)}
         beside = {MANIFEST: folder / MANIFEST} | files_below(temporary)
-        package = Package(checkpoint=folder / MODEL, cards=cards, facts=tags, beside=beside)
+        package = Package(checkpoint=folder / MODEL, card=card, facts=tags, beside=beside)
         version = register_model(made_by, package, name=name, tags=tags, metrics=metrics)
     refresh_cards(run.home, run.tracker, [version])
 

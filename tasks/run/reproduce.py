@@ -48,7 +48,6 @@ class Origin:
 
     @property
     def record(self) -> Record:
-        """Record of the version itself."""
         return self.chain[-1]
 
     @property

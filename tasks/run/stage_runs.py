@@ -49,7 +49,6 @@ class StepOutput:
     metrics: Mapping[str, float]
 
     def note(self, work: Path) -> None:
-        """Write the result into the work folder."""
         write_json(asdict(self), work / _RESULT)
 
 

@@ -80,7 +80,6 @@ class VllmEngine:
             raise SamplingError(f"vLLM does not answer: {type(error).__name__}") from error
 
     async def close(self) -> None:
-        """Close the connections."""
         await self._client.aclose()
 
     def is_healthy(self) -> bool:

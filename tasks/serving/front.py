@@ -99,8 +99,6 @@ class _Front:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one admitted request."""
-
         async def note(message: Any) -> None:
             if message["type"] == "http.response.start":
                 self.count(message["status"])
@@ -114,7 +112,6 @@ class _Front:
             raise _failed(error) from error
 
     def count(self, status: int) -> None:
-        """Count a request by the status of its reply."""
         self._counts[f'requests_total{{status="{status}"}}'] += 1
 
     async def _route(self, request: HttpRequest, until_sent: AsyncExitStack) -> Response:

@@ -63,7 +63,6 @@ class StageCache:
         return _read(self.path(stage, key))
 
     def path(self, stage: str, key: str) -> Path:
-        """Return the path that the record of a key has."""
         return self.folder / stage / f"{key}.json"
 
     def records(self, stage: str) -> tuple[Record, ...]:
@@ -92,7 +91,6 @@ class StageCache:
         return found
 
     def is_used(self, preset: str) -> bool:
-        """Return True if a run of a preset has needed any key."""
         return any((folder / preset).is_dir() for folder in self.folder.glob("*"))
 
     def write(self, stage: str, record: Record) -> None:

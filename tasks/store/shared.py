@@ -87,7 +87,6 @@ class RemoteFolder:
         return Path(root) if isinstance(files, LocalFileSystem) else None
 
     def exists(self, path: str) -> bool:
-        """Return True if there is such a file."""
         with self._answering():
             return bool(self._opened[0].exists(self._place(path)))
 
@@ -111,7 +110,6 @@ class RemoteFolder:
         return None
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a file."""
         with self._answering():
             place = self._made(path)
             if self.disk:
@@ -154,7 +152,6 @@ class RemoteFolder:
         return False
 
     def remove(self, path: str) -> None:
-        """Remove a file, if it exists."""
         with self._answering(), suppress(FileNotFoundError):
             self._opened[0].rm_file(self._place(path))
 
@@ -202,7 +199,6 @@ class SharedStore:
 
     @cached_property
     def folder(self) -> RemoteFolder:
-        """The store's folder."""
         fix = f"look at its address and credentials, or unset {VARIABLE}: this machine then computes for itself"
         return RemoteFolder(url=self.url, name=f"the shared store of {VARIABLE}", fix=fix)
 
@@ -300,7 +296,6 @@ class SharedStore:
         return (self.folder.read(_claim(stage, key)) or b"").decode()
 
     def release(self, stage: str, key: str) -> None:
-        """Remove a claim."""
         self.folder.remove(_claim(stage, key))
 
     def _time(self, uri: str, files: Collection[str]) -> float:

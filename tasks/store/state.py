@@ -50,7 +50,6 @@ class Database:
 
     @property
     def installed(self) -> str:
-        """Installed version of the tool."""
         return metadata.version(self.tool)
 
     @property

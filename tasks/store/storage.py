@@ -1,7 +1,8 @@
 """Files: tables and JSON, digests, links, and errors of a full disk from any writer: the system, SQLite, Arrow.
 
 All writes are atomic: temporary file, fsync, rename. The libraries of tables are imported by the first table,
-because most commands read JSON alone.
+because most commands read JSON alone. A file that is missing, not permitted or damaged, a value that cannot be stored,
+and a failed write are a StorageError with a fix.
 """
 
 from __future__ import annotations
@@ -107,11 +108,7 @@ def is_full_disk(error: BaseException) -> bool:
 
 
 def write_table(frame: pd.DataFrame, path: Path) -> None:
-    """Write a frame as Parquet without its index; lists and {name: value} objects become nested columns.
-
-    Raises:
-        StorageError: a column mixes types, or writing fails.
-    """
+    """Write a frame as Parquet without its index; lists and {name: value} objects become nested columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -125,8 +122,6 @@ def table_writer(path: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
     """Yield a function that appends frames to a table, which appears when the block ends without an error.
 
     Memory holds one group of rows. A table of one group has the bytes of :func:`write_table`.
-    Raises:
-        StorageError: a column mixes types, or writing fails.
     """
     import pandas as pd
     import pyarrow.parquet as pq
@@ -153,11 +148,7 @@ def table_writer(path: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
 
 
 def read_column(path: Path, name: str) -> Iterator[list[Any]]:
-    """Yield the values of one column of a Parquet file, some thousands at a time.
-
-    Raises:
-        StorageError: missing, not permitted, or damaged.
-    """
+    """Yield the values of one column of a Parquet file, some thousands at a time."""
     import pyarrow.parquet as pq
 
     with _readable(path), path.open("rb") as file:
@@ -166,11 +157,7 @@ def read_column(path: Path, name: str) -> Iterator[list[Any]]:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a Parquet file; nested columns hold plain lists and dicts (pandas' own reader gives arrays).
-
-    Raises:
-        StorageError: missing, not permitted, or damaged.
-    """
+    """Read a Parquet file; nested columns hold plain lists and dicts (pandas' own reader gives arrays)."""
     import pandas as pd
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -187,11 +174,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def write_json(value: Any, path: Path) -> None:
-    """Write a JSON value, indented, with a final newline.
-
-    Raises:
-        StorageError: writing fails, or the value is not JSON (NaN included).
-    """
+    """Write a JSON value, indented, with a final newline; NaN is none."""
     try:
         text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -200,11 +183,7 @@ def write_json(value: Any, path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON value.
-
-    Raises:
-        StorageError: missing, not permitted, or damaged.
-    """
+    """Read a JSON value."""
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
@@ -216,19 +195,14 @@ def read_json(path: Path) -> Any:
 def write_bytes(content: bytes, path: Path) -> None:
     """Write a file atomically: readers, also after a crash, see the old or the new content.
 
-    Raises:
-        StorageError: writing fails; an old file is unchanged and no temporary file is left.
+    If writing fails, an old file is unchanged and no temporary file is left.
     """
     with _whole_file(path) as file:
         file.write(content)
 
 
 def note_digest(path: Path) -> None:
-    """Record the digest of a folder's file in ``<folder>-digests``, for a later check.
-
-    Raises:
-        StorageError: writing fails.
-    """
+    """Record the digest of a folder's file in ``<folder>-digests``, for a later check."""
     write_bytes(file_sha256(path).encode(), _digest_file(path))
 
 
@@ -248,8 +222,6 @@ def link_or_copy(source: Path, target: Path) -> None:
     """Give an immutable file a second name, or copy it if the disk has no hard links or differs.
 
     The folder is made; an earlier file of that name goes first.
-    Raises:
-        StorageError: writing fails.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

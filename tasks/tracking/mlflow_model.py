@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
 
-CARD, DATA_CARD = "model_card.md", "data_card.md"
+CARD = "model_card.md"
 CLEANED = "cleaned"
 """Tag of a version whose weights were removed, with the date."""
 PACKAGE = "package"
@@ -52,43 +52,37 @@ _ANSWERS = {"do_sample": False, "max_new_tokens": 256, "add_special_tokens": Fal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cards:
-    """Cards of a model: ``model`` and ``data`` are Markdown, the first with a YAML header."""
+class Card:
+    """Card of a model: Markdown with a YAML header."""
 
-    model: str
-    data: str
+    text: str
     license_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """Model to register: the checkpoint's folder, its cards, and ``facts`` for MLflow's record.
+    """Model to register: the checkpoint's folder, its card, and ``facts`` for MLflow's record.
 
     ``beside``: additional files, by their paths in the package.
     """
 
     checkpoint: Path
-    cards: Cards
+    card: Card
     facts: Mapping[str, str] = field(default_factory=dict)
     beside: Mapping[str, Path] = field(default_factory=dict)
 
 
 def is_chat_model(checkpoint: Path) -> bool:
     """Return True if a folder has a language model with its tokenizer, and no head of a reward model."""
-    return (checkpoint / "tokenizer.json").is_file() and not is_reward_model(checkpoint)
-
-
-def is_reward_model(checkpoint: Path) -> bool:
-    """Return True if a folder has a language model's backbone with the head of a reward model."""
     from rlcore.models.heads import HEAD_FILE  # brings torch, which a plan of cached stages does not need
 
-    return (checkpoint / HEAD_FILE).is_file()
+    return (checkpoint / "tokenizer.json").is_file() and not (checkpoint / HEAD_FILE).is_file()
 
 
 def write_package(package: Package, name: str, folder: Path, model: LoggedModel) -> None:
     """Write the model ``name`` into the new folder ``folder``, atomically.
 
-    A model that is no chat model is written as plain files next to its cards.
+    A model that is no chat model is written as plain files next to its card.
     Raises:
         StorageError: ``folder`` exists, or writing fails.
     """
@@ -101,9 +95,8 @@ def write_package(package: Package, name: str, folder: Path, model: LoggedModel)
             _link(package.checkpoint, temporary / _CHECKPOINT, _files(package.checkpoint))
         for name, path in package.beside.items():
             _link(path.parent, (temporary / name).parent, [Path(path.name)])
-        (temporary / _LICENSE).write_text(_license_text(package.cards.license_id), encoding="utf-8")
-        (temporary / CARD).write_text(package.cards.model, encoding="utf-8")  # MLflow omits the header
-        (temporary / DATA_CARD).write_text(package.cards.data, encoding="utf-8")
+        (temporary / _LICENSE).write_text(_license_text(package.card.license_id), encoding="utf-8")
+        (temporary / CARD).write_text(package.card.text, encoding="utf-8")  # MLflow omits the header
 
 
 def package_sha256(folder: Path) -> str:
@@ -187,7 +180,7 @@ def _write_flavor(package: Package, name: str, folder: Path, model: LoggedModel)
             str(folder),
             task="llm/v1/chat",
             mlflow_model=record,
-            model_card=ModelCard(package.cards.model),
+            model_card=ModelCard(package.card.text),
             input_example=_QUESTION,
             pip_requirements=_requirements(),
             model_config=_ANSWERS,

@@ -73,7 +73,6 @@ class Tracker:
         self._artifact_root = artifact_root  # None: the server decides
 
     def start_run(self, experiment: str, name: str, *, tags: Mapping[str, str], parent: str = "") -> RunTracker:
-        """Start a run; ``parent`` is the id of its parent run."""
         nested = {PARENT_TAG: parent} if parent else {}
         own = self._experiment(experiment)[0]
         if own != experiment and not parent:
@@ -360,7 +359,6 @@ class BackgroundWriter:
         self._pending.append(self._thread.submit(self._do, job))
 
     def wait(self) -> None:
-        """Wait until all jobs are done."""
         while self._pending:
             self._pending.popleft().result()
         self._raise()

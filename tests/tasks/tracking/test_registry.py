@@ -18,8 +18,8 @@ from mlflow import MlflowClient
 from rlcore.tasks.store.audit_log import record_action
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.lineage import read_records
-from rlcore.tasks.tracking.mlflow_model import Cards, Package, checkpoint_in
-from rlcore.tasks.tracking.model_card import body_of, refresh_cards, write_cards
+from rlcore.tasks.tracking.mlflow_model import Card, Package, checkpoint_in
+from rlcore.tasks.tracking.model_card import body_of, refresh_cards, write_card
 from rlcore.tasks.tracking.registry import (
     ModelVersion,
     count_look,
@@ -44,7 +44,7 @@ def tracker(tracked_home: Home) -> Tracker:
 def checkpoint(folder: Path) -> Package:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"hidden_size": 8}')
-    return Package(checkpoint=folder, cards=Cards(model="", data="", license_id=""))
+    return Package(checkpoint=folder, card=Card(text="", license_id=""))
 
 
 def test_a_model_is_registered_as_files_and_found_by_its_alias(tracker: Tracker, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_version_is_found_by_the_digest_of_its_artifact(tracker: Tracker, vers
 
 
 NAME = "tiny-v1.2-grpo"
-CARDS = Cards(model="---\nlicense: apache-2.0\n---\n# A card\n", data="# Data\n", license_id="Apache-2.0")
+CARD = Card(text="---\nlicense: apache-2.0\n---\n# A card\n", license_id="Apache-2.0")
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def mlflow_model_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def champion(tracker: Tracker, mlflow_model_checkpoint: Path) -> ModelVersion:
     run = tracker.start_run("tiny", "grpo", tags={})
-    package, sha256 = sealed(mlflow_model_checkpoint, CARDS)
+    package, sha256 = sealed(mlflow_model_checkpoint, CARD)
     package = dataclasses.replace(package, facts={"preset": "tiny"})
     version = register_model(run, package, name=NAME, tags={"sha256": sha256})
     set_alias(tracker, version, "champion")
@@ -186,8 +186,7 @@ def test_a_version_has_cards_and_no_local_path(champion: ModelVersion, tracked_h
     assert record["model_id"] == champion.model_id
     assert record["model_size_bytes"] > (folder / "model" / "model.safetensors").stat().st_size
     assert json.loads((folder / "serving_input_example.json").read_text())["messages"]
-    assert (folder / "model_card.md").read_text() == CARDS.model
-    assert (folder / "data_card.md").read_text() == CARDS.data
+    assert (folder / "model_card.md").read_text() == CARD.text
     assert "Apache-2.0" in (folder / "LICENSE.txt").read_text()
     assert "transformers==" in (folder / "requirements.txt").read_text()
     texts = [path.read_text() for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors"]
@@ -272,8 +271,8 @@ def test_the_header_is_one_that_hubs_read(model_card_tracker: Tracker, tracked_h
             "completion/length": 9.0,
         },
     )
-    written = write_cards(tracked_home, (*records, evaluated), sft, name="toy-sft", version=1, tags={})
-    card = ModelCard(written.model)
+    written = write_card(tracked_home, (*records, evaluated), sft, name="toy-sft", version=1, tags={})
+    card = ModelCard(written.text)
     result, sampled = card.data.eval_results or []
     assert card.data.model_name == "toy-sft"
     assert (result.dataset_type, result.dataset_revision, result.dataset_split) == ("me/sums", "a" * 40, "held out")
