@@ -19,7 +19,7 @@ from rlcore.tasks.run.budget import metered, unlimited
 from rlcore.tasks.run.interrupts import own_signals
 from rlcore.tasks.run.leases import LEASE_TAG, hold_lease, startup_lock
 from rlcore.tasks.run.pages import is_drawn, page_folder, show_pages
-from rlcore.tasks.run.prefect_bridge import FlowRun, current_flow_run, report_link, report_table, task
+from rlcore.tasks.run.prefect_bridge import FlowRun, current_flow_run, report_link, task
 from rlcore.tasks.run.retrain import note_past
 from rlcore.tasks.run.stage_runs import PipelineRun
 from rlcore.tasks.run.stages import result_of, run_stage
@@ -183,7 +183,6 @@ def run_pipeline(
         complete_cards(ordered, refs, preset=config.name, run=run)
         if report is not None:
             report(run, config, refs, started=parent.began)
-    _report(refs, parent)
     return refs
 
 
@@ -235,14 +234,6 @@ def _publish(
 def _levels(refs: Mapping[str, ArtifactRef], cache: StageCache) -> dict[str, float]:
     records = {name: cache.find(name, ref.stage_key) for name, ref in refs.items()}
     return {name: level for name, each in records.items() if each and (level := level_of(each.ingredients))}
-
-
-def _report(refs: Mapping[str, ArtifactRef], parent: RunTracker) -> None:
-    rows = [
-        {"stage": name, "sha256": ref.sha256[:12], "rows": ref.rows, "bytes": ref.bytes, "uri": ref.uri}
-        for name, ref in refs.items()
-    ]
-    report_table("artifacts", rows, f"artifacts of MLflow run {parent.run_id}")
 
 
 def register(

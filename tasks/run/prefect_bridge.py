@@ -12,7 +12,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -166,11 +166,6 @@ def _show_progress(label: str, percent: float, known: UUID | None) -> UUID:
     return known
 
 
-def report_table(label: str, rows: Sequence[Mapping[str, Any]], description: str = "") -> None:
-    """Show a table on the flow run's page."""
-    _report("table", label, [dict(row) for row in rows], description=description or label)
-
-
 def report_markdown(label: str, text: str) -> None:
     """Show a text on the flow run's page."""
     _report("markdown", label, text, description=label)
@@ -181,7 +176,7 @@ def report_link(label: str, url: str) -> None:
     _report("link", label, url, link_text=label)
 
 
-def _report(kind: str, label: str, content: Any, **more: str) -> None:
+def _report(kind: str, label: str, content: str, **more: str) -> None:
     if _in_flow_run():
         from prefect import artifacts
 
