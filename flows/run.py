@@ -33,9 +33,9 @@ from rlcore.tasks.run.pipeline import Report, is_unfinished, run_pipeline
 from rlcore.tasks.run.prefect_bridge import report_markdown
 from rlcore.tasks.run.retrain import Retraining, lineage_of, page_of, recipe_of
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.disk import raise_on_full_disk
 from rlcore.tasks.store.markdown import plain
 from rlcore.tasks.store.settings import Home, configure_environment, configure_logging, find_home
+from rlcore.tasks.store.storage import raise_on_full_disk
 from rlcore.tasks.tracking.registry import ModelVersion
 from rlcore.tasks.tracking.runs import open_tracker
 

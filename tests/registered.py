@@ -18,9 +18,8 @@ from rlcore.tasks.store.audit_log import AuditEntry
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking import champion
 from rlcore.tasks.tracking.champion import Grounds
-from rlcore.tasks.tracking.mlflow_model import Cards, Package
-from rlcore.tasks.tracking.registration import register_model
-from rlcore.tasks.tracking.registry import ModelVersion
+from rlcore.tasks.tracking.mlflow_model import Card, Package
+from rlcore.tasks.tracking.registry import ModelVersion, register_model
 from rlcore.tasks.tracking.runs import Tracker
 from tests.chat_models import make_checkpoint
 from tests.toys import ToyConfig, no_sections
@@ -44,7 +43,7 @@ def register_versions(tracker: Tracker, folder: Path, name: str) -> list[ModelVe
     """Three versions of a model, with one file each."""
     folder.mkdir()
     (folder / "config.json").write_text('{"hidden_size": 8}')
-    package = Package(checkpoint=folder, cards=Cards(model="", data="", license_id=""))
+    package = Package(checkpoint=folder, card=Card(text="", license_id=""))
     run = tracker.start_run("e", "grpo", tags={})
     return [register_model(run, package, name=name, tags={"sha256": digest}) for digest in ("a", "b", "c")]
 
@@ -101,12 +100,12 @@ SFT = Stage(
 )
 
 
-def sealed(checkpoint: Path, cards: Cards | None = None) -> tuple[Package, str]:
+def sealed(checkpoint: Path, card: Card | None = None) -> tuple[Package, str]:
     """A package of ``<artifact>/model``, with the artifact's manifest, and the artifact's digest."""
     folder = checkpoint.parent
     ref = ArtifactStore(folder).seal(folder, kind="checkpoint")
-    cards = cards or Cards(model="", data="", license_id="")
-    return Package(checkpoint=checkpoint, cards=cards, beside={MANIFEST: folder / MANIFEST}), ref.sha256
+    card = card or Card(text="", license_id="")
+    return Package(checkpoint=checkpoint, card=card, beside={MANIFEST: folder / MANIFEST}), ref.sha256
 
 
 def register_toy(home: Home, name: str = "toy") -> ArtifactRef:

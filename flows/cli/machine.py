@@ -42,8 +42,7 @@ def doctor(
     rlcore doctor --services
     ```
     """
-    from rlcore.tasks.operations.service_checks import check_services
-    from rlcore.tasks.store.doctor import lines, run_checks
+    from rlcore.tasks.operations.doctor import check_services, lines, run_checks
     from rlcore.tasks.store.settings import find_home
 
     errors = 0

@@ -48,8 +48,7 @@ def validate(
     ```
     """
     home = open_home(reads=True)
-    from rlcore.tasks.preflight.data_check import check_data, reports_in
-    from rlcore.tasks.preflight.layout_check import is_file_of_rows, recognize
+    from rlcore.tasks.preflight.data_check import check_data, is_file_of_rows, recognize, reports_in
 
     is_file = is_file_of_rows(source)
     if is_file and overrides:
@@ -82,8 +81,7 @@ def _of_preset(source: str, overrides: Overrides) -> DataSets:
 
 
 def _of_file(source: str, contract: Contract | None, adapter: str) -> DataSets:
-    from rlcore.tasks.preflight.data_check import whole_file
-    from rlcore.tasks.preflight.layout_check import contract_for
+    from rlcore.tasks.preflight.data_check import contract_for, whole_file
 
     config = whole_file(source, contract or contract_for(adapter), adapter)
     name = Path(source).parent.name or "rows" if has_magic(source) else Path(source).stem

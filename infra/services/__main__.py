@@ -25,7 +25,7 @@ from rlcore.errors import RlcoreError, ServiceError
 from rlcore.extras import install_command
 from rlcore.tasks.operations.postgres import FOLDER
 from rlcore.tasks.operations.server_access import HOST, USER
-from rlcore.tasks.run.outbox import addresses
+from rlcore.tasks.run.events import addresses
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import configure_environment, find_home
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from infra.services.layout import Layout, database
 from rlcore.errors import ServiceError
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
+from rlcore.tasks.tracking.database import rewrite_artifact_paths
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Table

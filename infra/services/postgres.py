@@ -17,8 +17,8 @@ from infra.services.layout import Layout, passwords
 from rlcore.errors import ServiceError
 from rlcore.tasks.operations.postgres import DATABASES, find_program, run_tool
 from rlcore.tasks.operations.server_access import HOST
-from rlcore.tasks.store.dumps import newest_dump
 from rlcore.tasks.store.passwords import write_private
+from rlcore.tasks.store.state import newest_dump
 
 _USER = "postgres"  # the distribution's user; as root PostgreSQL does not run
 

@@ -10,8 +10,8 @@ import httpx
 
 from infra.services.layout import Layout, clients
 from rlcore.errors import ConfigError, ServiceError
+from rlcore.tasks.operations.doctor import access_to
 from rlcore.tasks.operations.server_access import USER
-from rlcore.tasks.store.doctor import access_to
 from rlcore.tasks.store.passwords import draw
 
 _URI = "MLFLOW_TRACKING_URI"

@@ -67,15 +67,9 @@ def own_work(earlier: Iterable[E], stage: str, preset: str, cache: StageCache) -
     return [each for each in earlier if use_key(each) in used]
 
 
-def first_run(stage: str, preset: str, cache: StageCache) -> str:
-    """Return the reason of a stage that runs, although no noted run of its preset has needed it before.
-
-    Earlier releases noted no runs: their records do not tell of which preset they are.
-    """
-    if cache.is_used(preset):
-        return "first run of this stage"
-    keys = {use_key(each) for each in cache.records(stage)}
-    return f"first run of this preset{' by this release' if keys - cache.used_keys(stage, '*') else ''}"
+def first_run(preset: str, cache: StageCache) -> str:
+    """Return the reason of a stage that runs, although no noted run of its preset has needed it before."""
+    return f"first run of this {'stage' if cache.is_used(preset) else 'preset'}"
 
 
 def other_stop(stage: Stage, sections: Sections, folder: Path) -> str:

@@ -21,10 +21,9 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import KeyInputs, Record, StageCache, now
-from rlcore.tasks.store.disk import sync
 from rlcore.tasks.store.locks import file_lock, is_held
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.storage import link_or_copy, matches_digest, note_digest, read_json, write_json
+from rlcore.tasks.store.storage import link_or_copy, matches_digest, note_digest, read_json, sync, write_json
 
 CHECKPOINTS, MLFLOW_RUN = "checkpoints", "mlflow_run.json"  # in a work folder
 WORK_INPUTS, _CONTINUED, _ROLLOUTS, _HISTORY = "inputs.json", "continued.json", "rollouts", "history.jsonl"
@@ -68,7 +67,7 @@ def find_start(stage: Stage, config: RunConfig, ingredients: KeyInputs, home: Ho
     found = [work for work in works(home) if work.ingredients["stage"]["name"] == stage.name]
     use = stage.continuation
     earlier: list[Record | Work] = [*cache.records(stage.name), *found]
-    own, first = own_work(earlier, stage.name, config.name, cache), first_run(stage.name, config.name, cache)
+    own, first = own_work(earlier, stage.name, config.name, cache), first_run(config.name, cache)
     if use is None:
         return Start(text=note or explain_miss(ingredients, own, first=first))
     bound, length = use.bound(sections.stage), int(ingredients["config"]["stage"][use.length])
@@ -188,11 +187,7 @@ def _is_whole(work: Work, step: int, store: ArtifactStore) -> bool:
 
 
 def _link(source: Work, step: int, work: Path, store: ArtifactStore) -> None:
-    """Link everything up to a checkpoint into a work folder; the checkpoint itself appears last.
-
-    Raises:
-        StorageError: a file cannot be linked or copied, or another process works in the source.
-    """
+    """Link everything up to a checkpoint into a work folder; the checkpoint itself appears last."""
     with file_lock(source.lock, wait=False) as is_free:
         if not is_free:
             raise StorageError("another process works on this checkpoint", where=str(source.folder), fix="wait for it")
@@ -200,7 +195,6 @@ def _link(source: Work, step: int, work: Path, store: ArtifactStore) -> None:
         shutil.rmtree(new, ignore_errors=True)
         new.mkdir()
         for folder in (_step_folder(source.folder, each) for each in source.steps if each <= step):
-            (new / folder.name).mkdir()
             for file in folder.iterdir():
                 link_or_copy(file, new / folder.name / file.name)
         shutil.copy(old / _HISTORY, new)
@@ -211,7 +205,6 @@ def _link(source: Work, step: int, work: Path, store: ArtifactStore) -> None:
         for table in (each for each in sorted(rollouts.glob("*.parquet")) if _number(each) <= step):
             if source.ref is None and not matches_digest(table):
                 raise StorageError("rollout table was modified", where=str(table), fix=f"remove {source.folder}")
-            (work / _ROLLOUTS / table.name).unlink(missing_ok=True)
             link_or_copy(table, work / _ROLLOUTS / table.name)
             note_digest(work / _ROLLOUTS / table.name)
         write_json({"iteration": step, "run": _mlflow_run(source)}, work / _CONTINUED)
@@ -237,7 +230,6 @@ def _number(path: Path) -> int:
 
 
 def _history(work: Path, until: int) -> list[dict[str, float]]:
-    """Return the first rows of a history."""
     lines = (work / CHECKPOINTS / _HISTORY).read_text(encoding="utf-8").splitlines()
     return [json.loads(line) for line in lines[:until]]
 

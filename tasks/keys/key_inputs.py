@@ -20,8 +20,7 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, idle_packages
 from rlcore.tasks.store.artifacts import REPORT, ArtifactRef
 from rlcore.tasks.store.cache import KeyInputs
-from rlcore.tasks.store.code_hash import closure_digests, libraries
-from rlcore.tasks.store.imports import NOTHING_CHOSEN, Chosen
+from rlcore.tasks.store.code_hash import NOTHING_CHOSEN, Chosen, closure_digests, libraries
 from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.store.storage import read_json
 
@@ -53,16 +52,12 @@ def key_inputs(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef
 
 
 def _train_digest(ref: ArtifactRef) -> str:
-    """Return the digest of a dataset's training rows; empty if its report does not have it."""
     path = find_home().root / ref.uri / REPORT
     return str(read_json(path).get("train_digest", "")) if path.is_file() else ""
 
 
 def _with_machine(sections: Sections) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the configuration for a stage's key: its sections, with the detected machine in place of ``hardware``.
-
-    Thus ``auto`` counts as its resolved value. Without ``hardware`` the machine is empty.
-    """
+    """Return the configuration for a stage's key, without the settings that the machine resolves, and the machine."""
     counted = sections.for_key()
     if "hardware" not in counted:
         return counted, {}
@@ -106,7 +101,6 @@ def _own_modules(sections: Sections) -> set[str]:
 
 
 def _engine_of(sections: Sections) -> EngineConfig | None:
-    """Return the engine of a stage with these sections; None if it samples nothing."""
     sampling = _sampling_of(sections)
     declared: EngineConfig | None = sections.declared.get("engine")
     return declared or (sampling.engine if sampling else None)
@@ -118,7 +112,6 @@ def _sampling_of(sections: Sections) -> SamplingConfig | None:
 
 @cache
 def _installed(module: str) -> tuple[tuple[str, str], ...]:
-    """Return the installed packages that provide a module, with their versions."""
     try:
         return ((_name(module), metadata.version(module)),)
     except metadata.PackageNotFoundError:
@@ -137,7 +130,6 @@ def _name(package: str) -> str:
 
 @cache
 def _of_engine(python: str, urls: tuple[str, ...]) -> str:
-    """Return the version of vLLM that servers run."""
     if urls:
         return " ".join(sorted({_of_server(url) for url in urls}))
     if not python:

@@ -127,7 +127,7 @@ def _plan_stage(
     if unknown:
         records = cache.records(stage.name)
         if explain_miss(ingredients, records, unknown=unknown):
-            own, first = own_work(records, stage.name, config.name, cache), first_run(stage.name, config.name, cache)
+            own, first = own_work(records, stage.name, config.name, cache), first_run(config.name, cache)
             reason = explain_miss(ingredients, own, unknown=unknown, first=first)
             return PlanRow(stage=stage.name, state="run", reason=reason), None
         return PlanRow(stage=stage.name, state="depends", reason=f"on the result of {', '.join(unknown)}"), None

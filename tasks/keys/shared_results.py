@@ -21,9 +21,8 @@ from rlcore.errors import StorageError
 from rlcore.tasks.keys.cache_keys import key_of, without_outcome
 from rlcore.tasks.store.artifacts import MANIFEST
 from rlcore.tasks.store.cache import Record, StageCache
-from rlcore.tasks.store.remote import RemoteError
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.shared import SharedStore, open_shared_store
+from rlcore.tasks.store.shared import RemoteError, SharedStore, open_shared_store
 
 logger = logging.getLogger(__name__)
 RENEWED, DEAD = 20.0, 90.0  # seconds between signs of life, and without one
@@ -127,7 +126,6 @@ def _is_here(stage: str, key: str, home: Home) -> bool:
 
 @contextmanager
 def _renewed(shared: SharedStore, stage: str, key: str, owner: str) -> Iterator[None]:
-    """Renew a claim from a thread while the block computes."""
     is_over = threading.Event()
 
     def renew() -> None:

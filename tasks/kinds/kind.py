@@ -17,7 +17,7 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, chosen_by, sections_of, stage_sections
 from rlcore.tasks.steps.base import StageContext, StageResult, prepare_stage_name
 from rlcore.tasks.steps.memory_need import Device, Need
-from rlcore.tasks.store.imports import Chosen
+from rlcore.tasks.store.code_hash import Chosen
 
 IMPORT = "import_sft"
 History = Sequence[Mapping[str, float]]

@@ -32,7 +32,7 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.shared import open_shared_store
 from rlcore.tasks.tracking.database import database_of
 from rlcore.tasks.tracking.lineage import Origins, is_import, read_records
-from rlcore.tasks.tracking.retention import HeldVersion, clean_version, held_versions, weights_of
+from rlcore.tasks.tracking.registry import HeldVersion, clean_version, held_versions, weights_of
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 
 _UNNEEDED = "no version, run or preset needs it"

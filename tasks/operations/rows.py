@@ -25,11 +25,11 @@ from rlcore.tasks.store.cache import Record
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_column
 from rlcore.tasks.tracking.lineage import DIGITS, is_import, read_records
+from rlcore.tasks.tracking.registry import pages
 from rlcore.tasks.tracking.runs import open_tracker
 
 _SPLITS = {"train": "train", "eval": "held out"}
 _KINDS: Mapping[str, Kind] = {"demonstrations": "demonstrations", "preference_pairs": "preferences"}  # others: prompts
-_VERSIONS_PER_CALL = 200
 Layout = tuple[Kind, str, Mapping[str, Any]]
 
 
@@ -77,7 +77,6 @@ def _hash(prompt: str) -> str:
 
 
 def _layouts(records: Iterable[Record]) -> list[Layout]:
-    """Return the layouts in which datasets of these records were read, each once."""
     tables = [
         data for each in records if each.ref.kind == "dataset" for data in each.ingredients["config"]["data"].values()
     ]
@@ -109,14 +108,8 @@ def _held(snapshot: Path, wanted: frozenset[str]) -> dict[str, frozenset[str]]:
 
 
 def _versions(home: Home) -> Iterator[Mapping[str, str]]:
-    """Yield the tags of all registered versions, with ``name`` and ``version``."""
-    client, token = open_tracker(home).client, None
-    while True:
-        page = client.search_model_versions(max_results=_VERSIONS_PER_CALL, page_token=token)
-        yield from ({**each.tags, "name": each.name, "version": str(each.version)} for each in page)
-        token = page.token
-        if not token:
-            return
+    for each in pages(open_tracker(home).client.search_model_versions):
+        yield {**each.tags, "name": each.name, "version": str(each.version)}
 
 
 def _descending(records: Sequence[Record], sha256: str) -> frozenset[str]:

@@ -24,7 +24,7 @@ from rlcore.tasks.operations.server_access import (
 )
 from rlcore.tasks.store.passwords import passwords
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
+from rlcore.tasks.tracking.database import rewrite_artifact_paths
 from rlcore.tasks.tracking.views import results_page
 
 _QUIET = {"MLFLOW_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}  # what they warn of is not the user's
@@ -56,7 +56,6 @@ def serve(home: Home, *, mlflow_port: int, prefect_port: int) -> int:
 def _servers(
     home: Home, known: Mapping[str, str], *, mlflow_port: int, prefect_port: int
 ) -> dict[str, tuple[Sequence[str], Mapping[str, str]]]:
-    """Return command and added environment variables of each server, by name."""
     uri = home.tracking_uri
     stores = ("--backend-store-uri", uri, "--registry-store-uri", uri)
     artifacts = ("--default-artifact-root", home.mlartifacts.as_uri())
@@ -71,7 +70,6 @@ def _servers(
 
 
 def _folder(home: Home) -> Path:
-    """Return the folder of password and users of the interfaces; a missing password is generated."""
     folder = home.root / "interfaces"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder

@@ -86,7 +86,6 @@ def check_agent(
 
 
 def _first_prompts(stage: RlStage, inputs: Mapping[str, Path], tokenizer: ChatTokenizer, count: int) -> list[Prompt]:
-    """Return the first training prompts of the stage's datasets."""
     found: list[Prompt] = []
     for name in stage.prompts:
         rows = read_prompts(inputs[prepare_stage_name(name)] / "train.parquet")[: count - len(found)]

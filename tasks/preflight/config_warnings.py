@@ -93,7 +93,6 @@ def _value(settings: Any, key: str) -> float | None:
 
 
 def _beyond_the_data(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
-    """Warn about batches larger than all datasets."""
     rows, names = _most_rows(config, stage), ", ".join(data_of(stage))
     for key in ("prompts_per_iteration", "batch_size"):
         value = _value(stage.settings, key)
@@ -102,7 +101,6 @@ def _beyond_the_data(config: RunConfig, path: str, stage: StageConfig) -> Iterat
 
 
 def _late_warmup(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str]:
-    """Warn about a warm-up that does not end within its stage."""
     settings, steps = stage.settings, _most_steps(config, stage)
     if isinstance(settings, RlConfig) and settings.critic.warmup_iterations >= settings.num_iterations:
         named = f"{path}.critic.warmup_iterations = {settings.critic.warmup_iterations}"

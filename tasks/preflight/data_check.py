@@ -1,4 +1,4 @@
-"""Data check without a run: the dataset passes through its contract and gate.
+"""Data check without a run: recognition of a file's layout; the dataset passes through its contract and gate.
 
 Without a tokenizer, only the run checks token budget, control tokens, and prompts that other datasets hold out. All
 other rules are those of a run.
@@ -8,17 +8,34 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from glob import has_magic
 from pathlib import Path
 from typing import Literal
 
-from rlcore.errors import DataError
+from rlcore.data_contracts.adapters.convert import contract_of, is_generator
+from rlcore.data_contracts.adapters.layouts import LAYOUTS
+from rlcore.data_contracts.adapters.recognition import (
+    Fit,
+    describe_columns,
+    fits,
+    mapping_line,
+    skeleton,
+    with_reference,
+)
+from rlcore.data_contracts.adapters.table import ADAPTERS
+from rlcore.data_contracts.adapters.targets import Kind
+from rlcore.data_contracts.contracts import code_tasks
+from rlcore.data_contracts.gate.files import READERS
+from rlcore.data_contracts.gate.reading import ENDINGS, read_source
+from rlcore.errors import ConfigError, DataError
+from rlcore.rewards.base import VERIFIERS
 from rlcore.tasks.presets.data import DatasetConfig, too_few_held_out
 from rlcore.tasks.presets.graph import NO_GRADERS, Graders
 from rlcore.tasks.steps.data import TokenView, Use, prepare_dataset
-from rlcore.tasks.steps.data_source import ignored_path
+from rlcore.tasks.steps.data_source import contract_errors, ignored_path
 from rlcore.tasks.steps.references import unusable
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_column, read_json
@@ -32,6 +49,11 @@ OWN_ADAPTERS: Mapping[ContractName, str] = {
 }
 """The adapter of rows that are in the columns of each contract already."""
 
+_CONTRACTS: Mapping[Kind, ContractName] = {
+    "prompts": "prompts",
+    "demonstrations": "demonstrations",
+    "preferences": "preference_pairs",
+}
 _MATH = Graders(kinds=("math",))
 _EXAMPLES = 5  # quarantined rows that are shown
 ANY_LENGTH = 10**9
@@ -133,7 +155,6 @@ def _unusable(folder: Path) -> Iterator[str]:
 
 
 def _details(folder: Path) -> Iterator[str]:
-    """List the quarantine's reasons, its first rows, and the gate's warnings."""
     if not (folder / "report.json").is_file():
         return
     report = read_json(folder / "report.json")
@@ -151,3 +172,79 @@ def _details(folder: Path) -> Iterator[str]:
             yield f"  warning: {rule['detail']}"
     if report["quarantined"]:
         yield f"  all rejected rows: {folder / 'quarantine.jsonl'}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recognition:
+    """Lines about the layouts that a file fits, and the likeliest one; "" if none fits."""
+
+    lines: tuple[str, ...]
+    adapter: str = ""
+
+
+def is_file_of_rows(path: str) -> bool:
+    """Return True if a path ends as files of rows do, is a pattern or a folder, or is a file that is no preset.
+
+    Raises:
+        ConfigError: it ends as files of rows do, and there is no such file.
+    """
+    is_there = has_magic(path) or Path(path).exists()
+    if path.endswith(ENDINGS) and not is_there:
+        raise ConfigError("no such file", where=path, fix=f"give the path of {READERS}")
+    return path.endswith(ENDINGS) or (is_there and not path.endswith(".toml"))
+
+
+def recognize(path: str) -> Recognition:
+    """Return the layouts that the first rows of a file fit.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    with contract_errors():
+        source = read_source(Path(path))
+        found = fits(source)
+        columns = describe_columns(source)
+        suggested = skeleton(source, _without_grader)
+        answered = with_reference(source, found[0], _without_grader) if found else ""
+    name = Path(path).name
+    head = f"{name}: columns {', '.join(columns) or 'none'}"
+    if not found:
+        hint = f"{name}: no known layout fits; complete this mapping and paste it into [data.<name>]:"
+        return Recognition(lines=(head, hint, f"  {suggested}"))
+    lines = [line for fit in found for line in _lines(fit)]
+    if answered:
+        lines.append(f"  with a column that may be the reference answer: {answered}")
+    several = "these layouts fit, the likeliest first" if len(found) > 1 else "this layout fits"
+    return Recognition(
+        lines=(head, f"{name}: {several}; paste one line into [data.<name>]:", *lines), adapter=found[0].adapter
+    )
+
+
+def _without_grader(references: Sequence[str]) -> Mapping[int, str]:
+    """Return the reasons against reference answers that no verifier can use."""
+    return unusable(references, Graders(kinds=VERIFIERS), {})
+
+
+def contract_for(adapter: str) -> ContractName:
+    """Return the contract of the first kind of rows that an adapter reads.
+
+    Raises:
+        ConfigError: it is unknown, or reads no file.
+    """
+    with contract_errors(ConfigError):
+        is_generator(adapter)
+    rows = ADAPTERS[adapter].rows if adapter in ADAPTERS else {}
+    if not rows:
+        raise ConfigError(f"--contract is missing: the row type of {adapter!r} is unknown", where="--contract")
+    kind = next(iter(rows))
+    return "code_tasks" if contract_of(adapter, kind) is code_tasks.CONTRACT else _CONTRACTS[kind]
+
+
+def _lines(fit: Fit) -> Iterator[str]:
+    yield f'  adapter = "{fit.adapter}"'
+    for kind in fit.kinds:
+        contract = contract_for(fit.adapter) if kind == fit.kinds[0] else _CONTRACTS[kind]
+        columns = LAYOUTS[fit.adapter].columns[kind] if fit.adapter in LAYOUTS else {}
+        is_gathered = fit.adapter in LAYOUTS and LAYOUTS[fit.adapter].gather
+        same = f", the same as {mapping_line(columns)}" if columns and not is_gathered else ""
+        yield f'    with contract = "{contract}"{same}'

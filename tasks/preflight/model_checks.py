@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.config import EngineConfig, HardwareConfig, ModelConfig, to_dict
-from rlcore.errors import ConfigError, ModelError
+from rlcore.errors import ConfigError
 from rlcore.extras import install_command
 from rlcore.hardware.memory_plan import ModelSize
 from rlcore.models.source_files import find_package_file
 from rlcore.sampling.vllm.process import ADAPTER_RANKS
 from rlcore.tasks.keys.machine import known_machine
-from rlcore.tasks.preflight.findings import Finding
 from rlcore.tasks.presets.graph import rl_of
 from rlcore.tasks.presets.run import RunConfig, collect_error
 from rlcore.tasks.store.nested import flatten
@@ -47,13 +46,6 @@ def source_errors(config: ModelConfig) -> Iterator[str]:
         yield from collect_error("model.path", lambda: find_package_file(config.path, config.file))
     if config.chat_template and not Path(config.chat_template).is_file():
         yield f"model.chat_template = {config.chat_template!r}: no such file; leave it out to take the model's own"
-
-
-def tokenizer_finding(model: ModelConfig, error: ModelError) -> Finding:
-    """Return the error of a model that cannot be read, or whose tokenizer cannot be trained with."""
-    key = "model.path" if model.source in ("folder", "gguf") else "model"
-    fix = f"; {error.fix}" if error.fix else ""
-    return Finding(file=error.where or model.path, text=f"{key}: {error.what}{fix}")
 
 
 def extras_errors(config: RunConfig, stages: Collection[str], *, is_imported: bool) -> Iterator[str]:
@@ -127,7 +119,6 @@ def _at(settings: Any, place: str) -> Any:
 
 
 def _needed(config: RunConfig, stages: Collection[str], *, is_imported: bool) -> dict[str, str]:
-    """Return the extra that each key needs."""
     needed = {}
     if config.model.source in ("gguf", "package") and not is_imported:
         needed[f"model.source = {config.model.source!r}"] = "gguf"

@@ -24,11 +24,11 @@ from rlcore.tasks.kinds.kind import IMPORT
 from rlcore.tasks.preflight.model_checks import source_errors
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.base import MODEL
-from rlcore.tasks.store.artifacts import ArtifactRef, file_sha256
-from rlcore.tasks.store.code_hash import package_digest
-from rlcore.tasks.store.environment import installations
+from rlcore.tasks.store.artifacts import ArtifactRef
+from rlcore.tasks.store.code_hash import installations, package_digest
 from rlcore.tasks.store.remembered import remembered
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import file_sha256
 
 if TYPE_CHECKING:
     from rlcore.text.tokenization import ChatTokenizer

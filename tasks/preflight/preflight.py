@@ -12,21 +12,19 @@ from graphlib import CycleError
 from itertools import chain
 from typing import Any
 
-from rlcore.config import RewardTerm, to_dict
-from rlcore.errors import RlcoreError, StorageError
+from rlcore.config import ModelConfig, RewardTerm, to_dict
+from rlcore.errors import ModelError, RlcoreError, StorageError
 from rlcore.rewards.trl_function import lacking
 from rlcore.rewards.user_function import columns_needed
 from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.kinds.kind import IMPORT
 from rlcore.tasks.preflight.config_warnings import unread_data, unusual_values
-from rlcore.tasks.preflight.findings import Finding, key_of, refusal
-from rlcore.tasks.preflight.memory_plan import memory_lines
+from rlcore.tasks.preflight.findings import Finding, key_of, refusal, row_findings
 from rlcore.tasks.preflight.model_checks import (
     adapter_errors,
     extras_errors,
     source_errors,
     target_errors,
-    tokenizer_finding,
 )
 from rlcore.tasks.preflight.model_facts import ModelFacts, model_facts
 from rlcore.tasks.preflight.preset_checks import (
@@ -46,8 +44,7 @@ from rlcore.tasks.preflight.reference_checks import (
     reference_errors,
     unmeasured_line,
 )
-from rlcore.tasks.preflight.row_findings import row_findings
-from rlcore.tasks.preflight.sizes import disk_summary, position_errors
+from rlcore.tasks.preflight.sizes import disk_summary, memory_lines, position_errors
 from rlcore.tasks.presets.graph import data_of, evaluated_data, required_by, rewards_of
 from rlcore.tasks.presets.run import RunConfig, collect_error
 from rlcore.tasks.steps.base import prepare_stage_name
@@ -69,10 +66,9 @@ def preflight(
 ) -> list[str]:
     """Return human-readable lines: unusual values, rows left out, memory plan, disk, time.
 
-    ``targets`` None: all stages of the preset. Errors in the graph of ``config`` are reported with the others if
-    ``targets`` is None. ``refs``: the artifacts of the stages that do not run again. If None, skip memory, disk and
-    time: computing it reads all sources. ``preset``: as the user names it. ``earlier``: errors of reading it; errors of
-    their keys follow from them.
+    ``targets`` None: all stages, and errors of the graph are reported with the others. ``refs``: the artifacts of the
+    stages that do not run again; None: skip memory, disk and time. ``preset``: as the user names it. ``earlier``:
+    errors of reading it; errors of their keys follow from them.
     Raises:
         ConfigError: with each error on a line, followed by unusual values.
     """
@@ -116,7 +112,7 @@ def _preflight(
     unreadable = {name for name in data if any(key_of(text) == f"data.{name}.adapter" for text in texts)}
     new = [name for name in data if prepare_stage_name(name) not in known and name not in unreadable]
     rows, left_out = row_findings(config, new, model.files)
-    unusable = model.error and not any(source_errors(config.model)) and tokenizer_finding(config.model, model.error)
+    unusable = model.error and not any(source_errors(config.model)) and _tokenizer_finding(config.model, model.error)
     findings = [*(Finding(text=text) for text in texts), *rows, *([unusable] if unusable else [])]
     unread = unread_data(config) if set(stages) == set(config.stages) else []
     odd = [*unusual_values(config, stages), *unread, *uncounted(config), *left_out]
@@ -129,6 +125,12 @@ def _preflight(
     if findings:
         raise refusal(list(dict.fromkeys(findings)), odd, preset=preset)
     return list(filter(None, lines))
+
+
+def _tokenizer_finding(model: ModelConfig, error: ModelError) -> Finding:
+    key = "model.path" if model.source in ("folder", "gguf") else "model"
+    fix = f"; {error.fix}" if error.fix else ""
+    return Finding(file=error.where or model.path, text=f"{key}: {error.what}{fix}")
 
 
 def _lacks_tables(config: RunConfig, errors: Iterable[str]) -> bool:

@@ -64,7 +64,6 @@ class PreflightContext:
 
 
 def _engine_of(config: RunConfig, path: str, section: SamplingConfig | EvaluationConfig) -> Iterator[str]:
-    """Return the engine of a section: its own, or the run's."""
     return _engine(f"{path}.engine" if section.engine else "engine", config.engine_of(section))
 
 
@@ -98,7 +97,6 @@ def stage_errors(context: PreflightContext, name: str) -> Iterator[str]:
 
 
 def _episodes(path: str, episodes: EpisodeConfig) -> Iterator[str]:
-    """Check the requirements of tools."""
     if episodes.search_corpus and not Path(episodes.search_corpus).is_file():
         yield f"{path}.search_corpus = {episodes.search_corpus!r}: no such file"
     if "python" in episodes.tools and shutil.which("bwrap") is None:
@@ -114,7 +112,6 @@ def _sandbox(path: str, terms: Sequence[RewardTerm]) -> Iterator[str]:
 
 
 def _files(path: str, stage: StageConfig) -> Iterator[str]:
-    """Check the files that custom functions read."""
     for key, term in terms_of(stage).items():
         for number, file in enumerate(term.files):
             if not Path(file).is_file():
@@ -143,14 +140,12 @@ def data_errors(config: RunConfig, name: str) -> list[str]:
 
 
 def _are_equal(one: str, other: str) -> bool:
-    """Return True if two files or hub datasets have the same rows."""
     if one == other or HUB in (one[: len(HUB)], other[: len(HUB)]):
         return one == other
     return rows_sha256(one) == rows_sha256(other)
 
 
 def _source(key: str, source: str, adapter: str, otherwise: str) -> list[str]:
-    """Check the file or hub dataset that an adapter reads."""
     if source.startswith(HUB):
         return collect_error(key, lambda: hub_parts(source))
     if has_files(source):

@@ -65,7 +65,6 @@ def unmeasured_line(config: RunConfig, data: Collection[str]) -> list[str]:
 
 
 def _ungraded(config: RunConfig, names: Sequence[str]) -> list[str]:
-    """Return the datasets without the references that their verifiers need."""
     bare = without_references(config, names)
     return [name for name in names if not config.evaluation.grades(name, has_reference=name not in bare)]
 

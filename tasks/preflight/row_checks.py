@@ -158,7 +158,6 @@ def _swap_warning(key: str, trial: Trial) -> Iterator[str]:
 
 
 def _unknown_columns(key: str, data: DatasetConfig, trial: Trial) -> Iterator[str]:
-    """Yield the columns to drop that no row has."""
     for name in data.mapping.drop_columns:
         if name not in trial.columns:
             where = "" if trial.is_all else f" in {trial.text}"
@@ -180,7 +179,6 @@ def _repeated(
 
 
 def _reasons(key: str, trial: Trial, stream: RowStream) -> Iterator[str]:
-    """Yield a line for each reason, the most frequent first."""
     groups: dict[tuple[str, str], list[Quarantined]] = {}
     for one, _ in trial.refused:
         groups.setdefault((one.field, one.reason.partition(" at character ")[0]), []).append(one)

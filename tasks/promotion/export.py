@@ -1,9 +1,8 @@
-"""Delivery of a registered model: as a folder for other libraries, or served with the OpenAI protocol.
+"""Delivery of a registered model: as a folder for other libraries.
 
     export_model(find_home(), "tiny-grpo@champion", Path("out"), dtype="bfloat16")   # the folder, or an RlcoreError
-    serve_model(find_home(), "tiny-grpo@champion", host="127.0.0.1", port=8000)      # until Ctrl-C; the exit code
 
-Call :func:`rlcore.tasks.store.settings.configure_environment` before both.
+Call :func:`rlcore.tasks.store.settings.configure_environment` before.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from rlcore.tasks.store.scratch import announced, scratch_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.lineage import read_records, record_of
 from rlcore.tasks.tracking.mlflow_model import CARD
-from rlcore.tasks.tracking.model_card import write_cards
+from rlcore.tasks.tracking.model_card import write_card
 from rlcore.tasks.tracking.registry import download_model, read_version
 
 
@@ -96,7 +95,7 @@ def _card(home: Home, registered: RegisteredVersion, repo: str) -> str:
     if record is not None:
         tags = registered.tags
         version = int(tags["version"])
-        return write_cards(home, records, record, name=tags["name"], version=version, tags=tags, repo=repo).model
+        return write_card(home, records, record, name=tags["name"], version=version, tags=tags, repo=repo).text
     beside = registered.folder.parent / CARD
     return beside.read_text(encoding="utf-8") if beside.is_file() else ""
 

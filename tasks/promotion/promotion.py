@@ -94,7 +94,6 @@ def apply_decision(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef
 
 
 def _conclude(home: Home, tracker: Tracker, version: ModelVersion, grounds: Grounds, *, is_better: bool) -> str:
-    """Promote or refuse a version, and announce it."""
     if is_better:
         entry = champion.promote(home, tracker, version, grounds, actor=current_actor())
     else:

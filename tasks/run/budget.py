@@ -1,9 +1,8 @@
 """Budget of a run: the amounts that it has spent, and the stop at a limit.
 
-A period is one run of a preset with its resumes: it begins with the first attempt at a command with these values, and
-ends when an attempt completes. Stopped, failed and killed attempts count. Each has a file in ``budgets/``, written
-every few seconds, so that a kill loses no more than that; each finished stage has another. The section ``budget``
-itself is not among the values.
+A period is one run of a preset with its resumes: it begins with the first attempt at a command with these values, its
+budget apart, and ends when an attempt completes. Each attempt has a file in ``budgets/``, written every few seconds, so
+that a kill loses no more than that; each finished stage has another.
 
 In an RL run a reached limit is raised like an interruption, so that the loop writes a checkpoint of its last iteration.
 With prefetch or several ranks it writes none, and the run resumes from its newest checkpoint.
@@ -31,9 +30,9 @@ from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.settings import BudgetConfig
 from rlcore.tasks.run.prefect_bridge import report_progress, run_as_task
+from rlcore.tasks.store.logs import BudgetReachedError
 from rlcore.tasks.store.prices import read_prices
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.stops import BudgetReachedError
 from rlcore.tasks.store.storage import read_column, read_json, write_json
 
 R = TypeVar("R")
@@ -70,7 +69,6 @@ class Meter:
 
     @property
     def spent(self) -> Spent:
-        """Amounts of all attempts of the period."""
         return self._earlier + self._own
 
     @property
@@ -78,15 +76,9 @@ class Meter:
         return self._counted + Spent(seconds=time.monotonic() - self._began)
 
     def add(self, spent: Spent) -> None:
-        """Add sampled tokens or a judge's cost."""
         self._counted += spent
 
     def write(self) -> None:
-        """Write the amounts of this attempt.
-
-        Raises:
-            StorageError: writing fails.
-        """
         write_json(vars(self._own), self._path)
 
     def check(self, before: str) -> None:
@@ -102,12 +94,10 @@ class Meter:
                 raise _LimitReached(f"budget.{key}", text, higher=_raised(limit, amount))
 
     def run_task(self, name: str, number: int, work: Callable[[], R]) -> R:
-        """Do one turn of a loop as a task, unless a limit is reached."""
         self.check(f"{name} {number}")
         return run_as_task(name, number, work)
 
     def report_progress(self, label: str, done: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        """Count the tokens of a turn, and show the progress."""
         self.add(Spent(tokens=(metrics or {}).get("rollouts/tokens", 0.0)))
         report_progress(label, done, total, metrics)
 
@@ -186,7 +176,6 @@ def _write_until(meter: Meter, ended: threading.Event) -> None:
 
 
 def _sampled_tokens(folder: Path, work: Path) -> float:
-    """Count the completion tokens of an evaluation, and of answers that were sampled in chunks."""
     answers = folder / "answers.parquet"
     counts = (sum(rows) for rows in read_column(answers, "num_tokens")) if answers.is_file() else ()
     chunks = (ids for path in work.glob("chunks/*.parquet") for ids in read_column(path, "completion_ids"))

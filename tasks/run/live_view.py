@@ -1,8 +1,7 @@
 """Live view: current work of a run, with progress, speed and remaining time.
 
 It listens to :mod:`rlcore.progress`. On a terminal it is the last lines, redrawn so that the clock advances. Elsewhere
-it is a plain line now and then, only if a stage has logged nothing else for long, also while nothing advances: a judge
-answers, libraries are imported. A worker never opens one.
+it is a plain line now and then, if a stage has logged nothing else for long. A worker never opens one.
 """
 
 from __future__ import annotations
@@ -139,7 +138,6 @@ class PlainLines(RunState):
 
     @contextmanager
     def logged(self) -> Iterator[None]:
-        """Log lines from a thread while the block runs."""
         thread = threading.Thread(target=self._log_lines, daemon=True)
         thread.start()
         try:

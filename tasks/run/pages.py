@@ -1,8 +1,7 @@
 """Pages and plots of stages, rendered from their artifacts after the stage.
 
-Rendering is not in the cache key. A page is in ``pages/<preset>/<stage>/<digest>/``. It is rendered if it is missing,
-also for a stage cached under another preset's name, and again if the rendering code or an artifact among the stage's
-inputs has changed.
+Rendering is not in the cache key. A page is in ``pages/<preset>/<stage>/<digest>/``, and is rendered again if the
+rendering code or an artifact among the stage's inputs has changed.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from rlcore.tasks.drawing.result import Draw, Result
 from rlcore.tasks.run.prefect_bridge import report_markdown
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import closure_digest
-from rlcore.tasks.store.disk import sync
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.storage import write_bytes
+from rlcore.tasks.store.storage import sync, write_bytes
 from rlcore.tasks.tracking.runs import RunTracker
 
 _DIGITS = 12  # characters of the artifact's digest in the name of a page's folder
@@ -34,12 +32,10 @@ def is_drawn(draw: Draw, result: Result, folder: Path) -> bool:
 
 
 def _mark(folder: Path) -> Path:
-    """Return the file that records the inputs of the pages in ``folder``."""
     return folder.with_suffix(".code")
 
 
 def _drawn_from(draw: Draw, result: Result) -> str:
-    """Return a digest of the rendering code and the inputs' artifacts, whose folders are named by digests."""
     return "\n".join([closure_digest(draw.__module__), *(path.name for _, path in sorted(result.inputs.items()))])
 
 

@@ -19,7 +19,7 @@ from rlcore.tasks.run.budget import metered, unlimited
 from rlcore.tasks.run.interrupts import own_signals
 from rlcore.tasks.run.leases import LEASE_TAG, hold_lease, startup_lock
 from rlcore.tasks.run.pages import is_drawn, page_folder, show_pages
-from rlcore.tasks.run.prefect_bridge import FlowRun, current_flow_run, report_link, report_table, task
+from rlcore.tasks.run.prefect_bridge import FlowRun, current_flow_run, report_link, task
 from rlcore.tasks.run.retrain import note_past
 from rlcore.tasks.run.stage_runs import PipelineRun
 from rlcore.tasks.run.stages import result_of, run_stage
@@ -33,9 +33,8 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.shared import open_shared_store
 from rlcore.tasks.tracking.lineage import read_records
 from rlcore.tasks.tracking.mlflow_model import PAST, Package, files_below
-from rlcore.tasks.tracking.model_card import refresh_cards, write_cards
-from rlcore.tasks.tracking.registration import register_model
-from rlcore.tasks.tracking.registry import find_by_sha256
+from rlcore.tasks.tracking.model_card import refresh_cards, write_card
+from rlcore.tasks.tracking.registry import find_by_sha256, register_model
 from rlcore.tasks.tracking.runs import RunTracker, Tracker, open_tracker
 
 
@@ -153,8 +152,7 @@ def run_pipeline(
 ) -> Mapping[str, ArtifactRef]:
     """Run the targets' stages in order and write ``report``; return the artifacts by stage name.
 
-    Once the base exists, the needs of the stages that will run are compared with the device's memory. Under Prefect
-    each stage is a task of the flow run. The MLflow experiment ``experiment`` gets one run for the pipeline, with a
+    Under Prefect each stage is a task of the flow run. The MLflow experiment gets one run for the pipeline, with a
     child run for each computed stage.
     Raises:
         ConfigError: a stage needs more memory than the GPU has.
@@ -185,12 +183,10 @@ def run_pipeline(
         complete_cards(ordered, refs, preset=config.name, run=run)
         if report is not None:
             report(run, config, refs, started=parent.began)
-    _report(refs, parent)
     return refs
 
 
 def _machine(config: RunConfig) -> str:
-    """Log and return the machine as text, with a warning if it computes slowly."""
     found = known_machine(config.hardware)
     machine = describe_machine(found.facts)
     logger.info("machine: %s", machine)
@@ -202,8 +198,8 @@ def _machine(config: RunConfig) -> str:
 def _show_memory(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef], stages: Sequence[str]) -> None:
     if not stages:
         return
-    from rlcore.tasks.preflight.memory_plan import memory_lines
     from rlcore.tasks.preflight.model_facts import model_facts
+    from rlcore.tasks.preflight.sizes import memory_lines
 
     for line in memory_lines(config, model_facts(config, home, refs).size, stages):
         logger.info("%s", line)
@@ -236,17 +232,8 @@ def _publish(
 
 
 def _levels(refs: Mapping[str, ArtifactRef], cache: StageCache) -> dict[str, float]:
-    """Return the recorded confidence level of the intervals in each artifact that has some."""
     records = {name: cache.find(name, ref.stage_key) for name, ref in refs.items()}
     return {name: level for name, each in records.items() if each and (level := level_of(each.ingredients))}
-
-
-def _report(refs: Mapping[str, ArtifactRef], parent: RunTracker) -> None:
-    rows = [
-        {"stage": name, "sha256": ref.sha256[:12], "rows": ref.rows, "bytes": ref.bytes, "uri": ref.uri}
-        for name, ref in refs.items()
-    ]
-    report_table("artifacts", rows, f"artifacts of MLflow run {parent.run_id}")
 
 
 def register(
@@ -266,14 +253,14 @@ def register(
         made_by = run.parent
     tags = _tags(record, inputs) | {"preset": preset}
     records = read_records(run.home)
-    cards = write_cards(run.home, records, record, name=name, version=None, tags=tags)
+    card = write_card(run.home, records, record, name=name, version=None, tags=tags)
     folder = run.store.path(ref)
     # Seconds of a killed attempt are in the run's curves already; they are no facts of a model.
     metrics = {metric: value for metric, value in record.metrics.items() if not is_machine_dependent(metric)}
     with scratch_folder(run.home.work) as temporary:
         tags |= {PAST: note_past(run.home, records, record, temporary / PAST)}
         beside = {MANIFEST: folder / MANIFEST} | files_below(temporary)
-        package = Package(checkpoint=folder / MODEL, cards=cards, facts=tags, beside=beside)
+        package = Package(checkpoint=folder / MODEL, card=card, facts=tags, beside=beside)
         version = register_model(made_by, package, name=name, tags=tags, metrics=metrics)
     refresh_cards(run.home, run.tracker, [version])
 

@@ -12,7 +12,7 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -79,9 +79,8 @@ def _cancel_if_interrupted(flow: object, flow_run: PrefectRun, state: object) ->
 def task(*, name: str, run_name: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Make a function a task. ``run_name`` is a template over its arguments: ``"iteration {iteration}"``.
 
-    Prefect does not store, hash, copy or search arguments and results, so they may be live objects or large batches:
-    stages store their results (:mod:`rlcore.tasks.run.stages`). There are no retries, because a failed attempt may
-    have changed its arguments.
+    Prefect does not store, hash, copy or search arguments and results, so they may be live objects or large batches.
+    There are no retries, because a failed attempt may have changed its arguments.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -167,31 +166,22 @@ def _show_progress(label: str, percent: float, known: UUID | None) -> UUID:
     return known
 
 
-def report_table(label: str, rows: Sequence[Mapping[str, Any]], description: str = "") -> None:
-    """Show a table on the flow run's page."""
-    if _in_flow_run():
-        from prefect.artifacts import create_table_artifact
-
-        with _as_far_as_the_server_answers():
-            create_table_artifact([dict(row) for row in rows], key=_key(label), description=description or label)
-
-
 def report_markdown(label: str, text: str) -> None:
     """Show a text on the flow run's page."""
-    if _in_flow_run():
-        from prefect.artifacts import create_markdown_artifact
-
-        with _as_far_as_the_server_answers():
-            create_markdown_artifact(text, key=_key(label), description=label)
+    _report("markdown", label, text, description=label)
 
 
 def report_link(label: str, url: str) -> None:
     """Show a link on the flow run's page."""
+    _report("link", label, url, link_text=label)
+
+
+def _report(kind: str, label: str, content: str, **more: str) -> None:
     if _in_flow_run():
-        from prefect.artifacts import create_link_artifact
+        from prefect import artifacts
 
         with _as_far_as_the_server_answers():
-            create_link_artifact(url, link_text=label, key=_key(label))
+            getattr(artifacts, f"create_{kind}_artifact")(content, key=_key(label), **more)
 
 
 def emit_event(event: str, resource: Mapping[str, str], text: str) -> None:

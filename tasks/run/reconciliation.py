@@ -20,19 +20,21 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import psutil
 
 from rlcore.errors import shown
+from rlcore.tasks.run.events import deliver, put
 from rlcore.tasks.run.leases import held_leases
-from rlcore.tasks.run.outbox import deliver, put
 from rlcore.tasks.run.prefect_bridge import run_page
 from rlcore.tasks.store.settings import Home
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
-    from prefect.client.schemas.filters import WorkPoolFilter
     from prefect.client.schemas.objects import FlowRun, State
 
 
 logger = logging.getLogger(__name__)
 
+FAILED, CRASHED, MISSED = "rlcore.run.failed", "rlcore.run.crashed", "rlcore.schedule.missed"
+_RECENT = timedelta(days=1)  # before which an end is not told any more
+_SETTLED = timedelta(seconds=30)  # within which a crashed run is found to live, or is queued again
 HEAL = "heal"  # tag of runs that resume after a crash
 CRASHES = 3  # a run resumes after as many crashes; a fourth has a cause that a restart does not remove
 LOOK_SECONDS = 10.0
@@ -169,16 +171,20 @@ def _flow_run_of(process: psutil.Process) -> str:
 
 def _unsettled(client: SyncPrefectClient, pool: str) -> Iterator[FlowRun]:
     """Return the runs of a pool that have begun and not ended, and the most recent crashes."""
-    from prefect.client.schemas import filters
-    from prefect.client.schemas.objects import StateType
+    for types in (["PENDING", "RUNNING", "CANCELLING"], ["CRASHED"]):
+        yield from _runs(client, pool, {"state": {"type": {"any_": types}}})
+
+
+def _runs(client: SyncPrefectClient, pool: str, wanted: Mapping[str, Any]) -> list[FlowRun]:
+    """Return the runs of a pool that a filter of Prefect's takes, the last ended first."""
+    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
     from prefect.client.schemas.sorting import FlowRunSort
 
-    pools = filters.WorkPoolFilter(name=filters.WorkPoolFilterName(any_=[pool]))
-    for types in ([StateType.PENDING, StateType.RUNNING, StateType.CANCELLING], [StateType.CRASHED]):
-        state = filters.FlowRunFilterState(type=filters.FlowRunFilterStateType(any_=types))
-        yield from client.read_flow_runs(
-            flow_run_filter=filters.FlowRunFilter(state=state), work_pool_filter=pools, sort=FlowRunSort.END_TIME_DESC
-        )
+    return client.read_flow_runs(
+        flow_run_filter=FlowRunFilter.model_validate(wanted),
+        work_pool_filter=WorkPoolFilter.model_validate({"name": {"any_": [pool]}}),
+        sort=FlowRunSort.END_TIME_DESC,
+    )
 
 
 def _record(run: FlowRun, worker: str, started: datetime) -> Record:
@@ -212,11 +218,6 @@ def _state(correction: Correction) -> State[Any]:
     return states.AwaitingRetry(message="Its process died; it resumes from the cache and its newest checkpoint.")
 
 
-FAILED, CRASHED, MISSED = "rlcore.run.failed", "rlcore.run.crashed", "rlcore.schedule.missed"
-_RECENT = timedelta(days=1)  # before which an end is not told any more
-_SETTLED = timedelta(seconds=30)  # within which a crashed run is found to live, or is queued again
-
-
 def each_run(runs: Iterable[FlowRun], handle: Callable[[FlowRun], Iterable[str]]) -> Iterator[str]:
     """Yield the lines of handling each run: one that cannot be handled is a line, and the others follow."""
     for run in runs:
@@ -228,28 +229,14 @@ def each_run(runs: Iterable[FlowRun], handle: Callable[[FlowRun], Iterable[str]]
 
 def report_ended(client: SyncPrefectClient, home: Home, pool: str) -> Iterator[str]:
     """Tell the team of runs that failed or crashed since yesterday."""
-    from prefect.client.schemas import filters
-    from prefect.client.schemas.objects import StateType
-    from prefect.client.schemas.sorting import FlowRunSort
-
-    ended = filters.FlowRunFilter(
-        state=filters.FlowRunFilterState(
-            type=filters.FlowRunFilterStateType(any_=[StateType.FAILED, StateType.CRASHED])
-        ),
-        end_time=filters.FlowRunFilterEndTime.model_validate({"after_": datetime.now(UTC) - _RECENT}),
-    )
-    found = client.read_flow_runs(
-        flow_run_filter=ended, work_pool_filter=_in_pool(pool), sort=FlowRunSort.END_TIME_DESC
-    )
+    since = {"after_": datetime.now(UTC) - _RECENT}
+    found = _runs(client, pool, {"state": {"type": {"any_": ["FAILED", "CRASHED"]}}, "end_time": since})
     yield from each_run(reversed(found), lambda run: _tell_ended(client, home, run))
 
 
 def report_missed(client: SyncPrefectClient, home: Home, pool: str) -> Iterator[str]:
     """Tell the team of scheduled runs that did not start before the next one was due."""
-    from prefect.client.schemas import filters
-
-    late = filters.FlowRunFilterState(name=filters.FlowRunFilterStateName(any_=["Late"]))
-    found = client.read_flow_runs(flow_run_filter=filters.FlowRunFilter(state=late), work_pool_filter=_in_pool(pool))
+    found = _runs(client, pool, {"state": {"name": {"any_": ["Late"]}}})
     yield from each_run(missed_runs(found), lambda run: _tell_missed(client, home, run))
 
 
@@ -301,9 +288,3 @@ def _tell_missed(client: SyncPrefectClient, home: Home, run: FlowRun) -> Iterato
     assert due is not None  # or it would not be late
     text = f"the run of {due:%Y-%m-%d %H:%M} UTC did not start before the next one was due"
     yield tell_run(client, home, run, MISSED, text, key=run.id, time=due)
-
-
-def _in_pool(pool: str) -> WorkPoolFilter:
-    from prefect.client.schemas import filters
-
-    return filters.WorkPoolFilter(name=filters.WorkPoolFilterName(any_=[pool]))

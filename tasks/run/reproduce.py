@@ -1,8 +1,7 @@
 """Reproduction of a registered version: find its inputs, check that they exist, rerun, compare files.
 
-A version is reproduced from the records of its stages: preset sections, seeds and digests. The model that its run
-started from, such as an earlier champion, is used unchanged; reproduce it by its own name. Only the model's files are
-compared: the artifact of RL also has a history with times, which differ in every run.
+The model that a run started from, such as an earlier champion, is used unchanged; reproduce it by its own name. Only
+the model's files are compared: the artifact of RL also has a history with times, which differ in every run.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ class Origin:
 
     @property
     def record(self) -> Record:
-        """Record of the version itself."""
         return self.chain[-1]
 
     @property
@@ -214,7 +212,6 @@ def _collect(home: Home, origins: Origins, record: Record, chain: dict[str, Reco
 
 
 def _link_artifact(home: Home, scratch: Home, record: Record, stage: Stage, config: RunConfig) -> None:
-    """Link an artifact of ``home`` into the scratch directory, under the key that the stage has now."""
     target = scratch.root / record.ref.uri
     if not target.exists():
         shutil.copytree(home.root / record.ref.uri, target)

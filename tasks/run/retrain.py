@@ -55,9 +55,8 @@ class Retraining:
 def lineage_of(home: Home, champion: ModelVersion) -> ChampionLineage:
     """Return the inputs of the champion from its record in MLflow.
 
-    A missing or damaged record is written again if this state directory still has what it is made from.
     Raises:
-        DataError: the record is missing or damaged, and cannot be made again.
+        DataError: the record is missing or damaged, and this state directory lacks what it is made from.
     """
     tracker = open_tracker(home)
     try:
@@ -78,12 +77,6 @@ def lineage_of(home: Home, champion: ModelVersion) -> ChampionLineage:
 
 
 def _write_past_again(home: Home, tracker: Tracker, champion: ModelVersion) -> None:
-    """Write the record of a version from this state directory.
-
-    Raises:
-        ModelError: this state directory did not make the version.
-        DataError: its training data are gone.
-    """
     tags, _ = find_lineage(home, f"{champion.name}/{champion.version}")
     records = read_records(home)
     record = record_of(tags, records)

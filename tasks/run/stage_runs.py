@@ -6,7 +6,8 @@ has it. A kill after the last step thus costs no step again, and the artifact st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ from typing import Any
 from rlcore.errors import StorageError
 from rlcore.tasks.keys.cache_keys import whole_config
 from rlcore.tasks.keys.earlier_work import MLFLOW_RUN
+from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.run.budget import Meter
 from rlcore.tasks.steps.base import StageContext
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import KeyInputs, StageCache, describe_machine
-from rlcore.tasks.store.code_hash import code_version
-from rlcore.tasks.store.environment import pins
+from rlcore.tasks.store.code_hash import code_version, pins
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, write_json
 from rlcore.tasks.tracking.runs import RunTracker, Tracker
@@ -48,7 +49,6 @@ class StepOutput:
     metrics: Mapping[str, float]
 
     def note(self, work: Path) -> None:
-        """Write the result into the work folder."""
         write_json(asdict(self), work / _RESULT)
 
 
@@ -64,7 +64,7 @@ def noted_result(work: Path) -> StepOutput | None:
 def open_stage_run(stage: str, key: str, work: Path, run: PipelineRun) -> RunTracker:
     """Open the stage's MLflow run: the one of an attempt without result, so that its curves continue, or a new one.
 
-    A run shown as running may belong to another state directory on the same server: only killed ones are continued.
+    A run shown as running may belong to another state directory on the same server.
     """
     known = work / MLFLOW_RUN
     parent = run.parent.run_id
@@ -114,3 +114,26 @@ def logged(ingredients: KeyInputs) -> Mapping[str, object]:
     machine = {name: value for name, value in ingredients["machine"].items() if value}
     found = {**parameters(whole_config(ingredients)), "seed": ingredients["seed"]}
     return found | {"machine": machine} if machine else found
+
+
+@contextmanager
+def open_curves(config: RunConfig, home: Home, stage: str, tracker: RunTracker) -> Iterator[None]:
+    """Let the stage's tracker write to the tools, which continue the curves of a killed attempt.
+
+    Raises:
+        ConfigError: a tool cannot be used.
+    """
+    wanted = config.tracking.also
+    if not wanted:
+        yield
+        return
+    from rlcore.loop.curves import TOOLS, Tools
+
+    name = f"{stage}-{tracker.run_id[:8]}"
+    with ExitStack() as stack:
+        opened = (TOOLS[each](home.root / each, project=config.name, run=name) for each in wanted)
+        tracker.also = Tools([stack.enter_context(closing(each)) for each in opened])
+        try:
+            yield
+        finally:
+            tracker.also = None

@@ -28,7 +28,6 @@ from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.keys.shared_results import shared_result
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.run.curves import open_curves
 from rlcore.tasks.run.events import emit_findings, emit_snapshot
 from rlcore.tasks.run.interrupts import track_stage
 from rlcore.tasks.run.pages import show_refusal
@@ -40,13 +39,13 @@ from rlcore.tasks.run.stage_runs import (
     log_result,
     logged,
     noted_result,
+    open_curves,
     open_stage_run,
 )
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import KeyInputs, Record, now
-from rlcore.tasks.store.code_hash import code_version
-from rlcore.tasks.store.environment import pins_digest
+from rlcore.tasks.store.code_hash import code_version, pins_digest
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.runs import RunTracker
@@ -106,7 +105,6 @@ def _machine_differs(stage: Stage, config: RunConfig, ingredients: KeyInputs) ->
 def _compute(
     stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun, ingredients: KeyInputs
 ) -> Record:
-    """Run the step in its folders and MLflow run, and move its output into the store."""
     key, started = key_of(ingredients), time.perf_counter()
     with (
         _folders(run.home, key) as (folder, work),
@@ -149,7 +147,6 @@ def _compute(
 
 
 def _log_continued(work: Path, tracker: RunTracker) -> None:
-    """Log the curves of the earlier work that a run continues to its own MLflow run."""
     rows, earlier = continued(work)
     for row in rows:
         metrics = {name: value for name, value in row.items() if name != "iteration"}
@@ -185,7 +182,6 @@ def _require_intact(stage: Stage, inputs: Mapping[str, ArtifactRef], store: Arti
 
 
 def _write_record(record: Record, stage: Stage, config: RunConfig, run: PipelineRun) -> None:
-    """Write the record, which completes the result, and emit its events."""
     is_new = record.ref.sha256 not in {each.ref.sha256 for each in run.cache.records(stage.name)}
     run.cache.write(stage.name, record)
     close_work(run.home, config.name, stage, key_of(without_outcome(record.ingredients)), record.ref)

@@ -99,8 +99,6 @@ class _Front:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one admitted request."""
-
         async def note(message: Any) -> None:
             if message["type"] == "http.response.start":
                 self.count(message["status"])
@@ -114,7 +112,6 @@ class _Front:
             raise _failed(error) from error
 
     def count(self, status: int) -> None:
-        """Count a request by the status of its reply."""
         self._counts[f'requests_total{{status="{status}"}}'] += 1
 
     async def _route(self, request: HttpRequest, until_sent: AsyncExitStack) -> Response:
@@ -171,7 +168,6 @@ class _Front:
             self._running -= 1
 
     def _read(self, body: bytes, *, is_chat: bool) -> tuple[wire.Options, list[Job]]:
-        """Parse a request into jobs, or raise the reason for its rejection."""
         fields = wire.read_fields(wire.read_json(body), OFFER)
         options = wire.options_of(fields, is_chat=is_chat)
         messages = [_message(*each) for each in wire.chat_messages(fields, wire.SPOKEN)] if is_chat else []
@@ -206,7 +202,6 @@ class _Front:
         return prompt
 
     def _room(self, ids: tuple[int, ...], wanted: int | None) -> int:
-        """Return the number of tokens to generate."""
         if not ids:
             raise ApiError(400, "the prompt has no tokens", param="prompt")
         left = self._served.positions - len(ids)

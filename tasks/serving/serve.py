@@ -37,10 +37,9 @@ from rlcore.openai_api.guard import LOOPBACK, Limits
 from rlcore.openai_api.server import Server, listen
 from rlcore.sampling.vllm import guard
 from rlcore.tasks.promotion.export import RegisteredVersion, open_registered
-from rlcore.tasks.serving.engine import Engine
+from rlcore.tasks.serving.engine import Engine, VllmEngine
 from rlcore.tasks.serving.front import Served, front
 from rlcore.tasks.serving.native import NativeEngine
-from rlcore.tasks.serving.vllm import VllmEngine
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking.mlflow_model import is_chat_model
@@ -67,7 +66,7 @@ def serve_model(
     """Serve ``tiny-grpo@champion`` or ``tiny-grpo/3`` at ``http://<host>:<port>/v1``; return the exit code.
 
     Requests name it by its registered name, ``tiny-grpo``, and carry a token: ``RLCORE_SERVE_TOKEN``, else one that is
-    generated and stored once. ``python``: the interpreter of vLLM's environment, if it is neither this one nor
+    generated. ``python``: the interpreter of vLLM's environment, if it is neither this one nor
     ``.venv-engine``. ``allow_host``: names by which others reach this machine.
     Raises:
         ConfigError: there is no such engine here, or the token is invalid.
@@ -120,11 +119,7 @@ def vllm_command(python: str, registered: RegisteredVersion, *, port: int, eager
 
 
 def _token() -> str:
-    """Return the token that requests must carry.
-
-    Raises:
-        ConfigError: it is not valid in a header.
-    """
+    """Return the token that requests must carry, which must be valid in a header."""
     given = os.environ.get(TOKEN)
     if given is None:
         return secrets.token_urlsafe(32)
@@ -152,7 +147,6 @@ def _vllm_python(named: str) -> str:
 def _engine(
     registered: RegisteredVersion, served: Served, interpreter: str
 ) -> Iterator[tuple[Engine, subprocess.Popen[bytes] | None]]:
-    """Return the engine, and its process if it has one."""
     if not interpreter:
         device, dtype = choose_device_and_dtype(HardwareConfig())
         # A tokenizer is not thread-safe: this one writes, the front's reads.
@@ -161,13 +155,8 @@ def _engine(
         return
     key, port = secrets.token_urlsafe(32), _free_port()
     command = vllm_command(interpreter, registered, port=port, eager=not torch.cuda.is_available())
-    watched = [
-        sys.executable,
-        "-I",
-        guard.__file__,
-        str(os.getpid()),
-        "",
-    ]  # vLLM ends with this process, however it ends
+    # vLLM ends with this process, however it ends
+    watched = [sys.executable, "-I", guard.__file__, str(os.getpid()), ""]
     child = subprocess.Popen([*watched, *command], env=_variables(interpreter) | {"VLLM_API_KEY": key})
     try:
         url = f"http://127.0.0.1:{port}"

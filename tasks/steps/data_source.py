@@ -16,9 +16,9 @@ from rlcore.data_contracts.gate.files import require_file, row_files
 from rlcore.errors import ConfigError, DataError, StorageError
 from rlcore.tasks.presets.data import HUB, POLICY, DatasetConfig
 from rlcore.tasks.steps.files import by_name
-from rlcore.tasks.store.artifacts import file_sha256
 from rlcore.tasks.store.code_hash import closure_digest, source_digests
 from rlcore.tasks.store.remembered import remembered
+from rlcore.tasks.store.storage import file_sha256
 
 _CONVERT = "rlcore.data_contracts.adapters.convert"
 _TABLE = "rlcore.data_contracts.adapters.table"

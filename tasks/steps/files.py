@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlcore.config import RewardTerm
 from rlcore.errors import DataError
-from rlcore.tasks.store.artifacts import file_sha256
+from rlcore.tasks.store.storage import file_sha256
 
 
 def files_of(term: RewardTerm) -> tuple[str, ...]:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import StorageError
-from rlcore.tasks.store.disk import sync
 from rlcore.tasks.store.locks import folder_lock
+from rlcore.tasks.store.storage import file_sha256, sync
 
 MANIFEST = "MANIFEST.json"
 REPORT = "report.json"  # of a dataset's gate; it stays when the dataset is cleaned
@@ -193,12 +193,6 @@ def file_errors(folder: Path, listed: Mapping[str, str]) -> tuple[str, ...]:
     common = sorted(listed.keys() & found.keys())
     damaged = [f"{name} is damaged" for name in common if not _is_intact(found[name], listed[name])]
     return (*missing, *extra, *damaged)
-
-
-def file_sha256(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _seal(folder: Path, kind: str) -> tuple[str, int]:

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import StorageError
-from rlcore.tasks.store.disk import sync
 from rlcore.tasks.store.locks import file_lock
 from rlcore.tasks.store.passwords import private_file
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import sync
 
 _START = ""  # digest before the first entry
 

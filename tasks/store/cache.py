@@ -63,7 +63,6 @@ class StageCache:
         return _read(self.path(stage, key))
 
     def path(self, stage: str, key: str) -> Path:
-        """Return the path that the record of a key has."""
         return self.folder / stage / f"{key}.json"
 
     def records(self, stage: str) -> tuple[Record, ...]:
@@ -81,7 +80,7 @@ class StageCache:
         used.touch()
 
     def used_keys(self, stage: str, preset: str) -> frozenset[str]:
-        """Return the keys of a stage that runs of a preset, or of any (``*``), have needed."""
+        """Return the keys of a stage that runs of a preset have needed."""
         return frozenset(path.name for path in (self.folder / stage).glob(f"{preset}/*"))
 
     def last_uses(self, stage: str, key: str = "*") -> dict[str, float]:
@@ -92,7 +91,6 @@ class StageCache:
         return found
 
     def is_used(self, preset: str) -> bool:
-        """Return True if a run of a preset has needed any key."""
         return any((folder / preset).is_dir() for folder in self.folder.glob("*"))
 
     def write(self, stage: str, record: Record) -> None:

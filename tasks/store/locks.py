@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rlcore.tasks.store.disk import to_storage_error
+from rlcore.tasks.store.storage import to_storage_error
 
 logger = logging.getLogger(__name__)
 

@@ -1,11 +1,11 @@
-"""Log lines of Prefect and MLflow: errors that a user can fix, and what is logged twice."""
+"""Errors for users: in log lines of Prefect and MLflow, and stops that are no failures."""
 
 from __future__ import annotations
 
 import logging
 
 from rlcore.errors import RlcoreError
-from rlcore.tasks.store.disk import is_full_disk
+from rlcore.tasks.store.storage import is_full_disk
 
 _STORE = "mlflow.store.db.utils"
 _TASKS = "prefect.task_runs"
@@ -14,10 +14,9 @@ _LOGGERS = ("prefect.flow_runs", _TASKS, _STORE)
 
 
 class UserErrors(logging.Filter):
-    """Filter that omits the traceback of rlcore's errors on the console and in the API.
+    """Filter that omits the traceback of rlcore's errors and of a full disk, and the end of a task that succeeded.
 
-    Prefect logs such an error for the task and again for the flow, with the whole traceback, and MLflow's store does so
-    for a full disk. Other errors keep their tracebacks. The end of a task that succeeded is omitted too.
+    Prefect logs such an error for the task and again for the flow.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -56,3 +55,12 @@ def leave_errors_to_command() -> None:
 
 def _is_unprinted(record: logging.LogRecord) -> bool:
     return not getattr(record, _PRINTED, False)
+
+
+class BudgetReachedError(RlcoreError):
+    """A limit of the preset's section ``budget`` is reached; the same command with a higher one resumes."""
+
+
+def is_continued(error: BaseException) -> bool:
+    """Return True if an error is no failure of the run: a kill, an interruption, a reached budget."""
+    return isinstance(error, BudgetReachedError) or not isinstance(error, Exception)

@@ -1,7 +1,7 @@
 """Memo of pure functions of texts, kept in a file of the state directory.
 
-A key of a stage needs facts of some 200 source files. Parsing them takes 3 s of processor time, reading the memo 10 ms.
-Others, of tables, models, rows and the machine, need libraries whose import takes longer than a whole plan.
+A stage's key needs facts of some 200 source files. Parsing them takes 3 s of processor time, reading the memo 10 ms.
+Other facts need libraries whose import takes longer than a whole plan.
 """
 
 from __future__ import annotations

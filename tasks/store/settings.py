@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from rlcore.errors import ConfigError, StorageError
-from rlcore.tasks.store.disk import existing_parent, network_file_system
-from rlcore.tasks.store.dumps import require_databases
 from rlcore.tasks.store.logs import shorten_user_errors
 from rlcore.tasks.store.passwords import draw, has_secret, private_file
 from rlcore.tasks.store.scratch import remove_left
-from rlcore.tasks.store.state import databases, require_readable
+from rlcore.tasks.store.state import databases, require_databases, require_readable
+from rlcore.tasks.store.storage import existing_parent, network_file_system
 
 Engine = Literal["prefect", "inline"]
 
@@ -57,6 +56,16 @@ _placed = set[str]()  # values of PREFECT_HOME that this process has set
 _NOWHERE = "http://nobody.invalid"  # no page has this origin, and the embedded server shows none of its own
 
 
+class _Below:
+    """Folder of a state directory that has the name of its attribute."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, home: Home, owner: type) -> Path:
+        return home.root / self._name
+
+
 @dataclass(frozen=True)
 class Home:
     """State directory. It may be moved or copied while no process uses it; a copy is independent.
@@ -71,48 +80,19 @@ class Home:
 
     root: Path
 
+    artifacts, cache, work, checkpoints = _Below(), _Below(), _Below(), _Below()
+    leases, pages, past, mlartifacts = _Below(), _Below(), _Below(), _Below()
+
     @property
     def is_made(self) -> bool:
         """True if a command has run here."""
         return self.cache.is_dir()
 
     @property
-    def artifacts(self) -> Path:
-        return self.root / "artifacts"
-
-    @property
-    def cache(self) -> Path:
-        return self.root / "cache"
-
-    @property
-    def work(self) -> Path:
-        return self.root / "work"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.root / "checkpoints"
-
-    @property
-    def leases(self) -> Path:
-        return self.root / "leases"
-
-    @property
-    def pages(self) -> Path:
-        return self.root / "pages"
-
-    @property
-    def past(self) -> Path:
-        return self.root / "past"
-
-    @property
     def prefect(self) -> Path:
         """Prefect's folder: ``PREFECT_HOME`` if the user has set it."""
         own = os.environ.get("PREFECT_HOME", "")
         return Path(own).absolute() if own and own not in _placed else self.root / "prefect"
-
-    @property
-    def mlartifacts(self) -> Path:
-        return self.root / "mlartifacts"
 
     @property
     def source_facts(self) -> Path:
@@ -268,8 +248,7 @@ def _require_local_databases(home: Home) -> None:
 def _tighten(home: Home) -> None:
     """Restrict the state directory, with its databases of completions and passwords, to its owner.
 
-    A volume of another owner, such as the platform that mounts it, is unchanged. If PostgreSQL runs in it as another
-    user, others may traverse it but see nothing of it.
+    A volume of another owner is unchanged. If PostgreSQL runs in it as another user, others may traverse it.
     """
     private_file(home.prefect / "prefect.db")  # Prefect's server would make it for everybody
     own = [path for path in home.root.iterdir() if path.is_dir() and not path.is_symlink() and path.name != "services"]

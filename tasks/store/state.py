@@ -1,8 +1,8 @@
-"""Versions that wrote a state directory, and their compatibility with the installed ones.
+"""Databases of a state directory: versions that wrote them, their upgrade, and what is left of a lost one.
 
 Newer state is refused. An older database is copied and upgraded on demand (:func:`upgrade`), by the migrations of
 MLflow and Prefect, because no older version opens it afterwards. Cache records of an older format count as absent. The
-file ``versions.json`` records the writers.
+file ``versions.json`` records the writers. The folder ``dumps`` has a folder for each dump, named by time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 from rlcore.errors import StorageError
 from rlcore.tasks.store.cache import RECORD_FORMAT
-from rlcore.tasks.store.disk import sync
 from rlcore.tasks.store.locks import folder_lock, is_held
-from rlcore.tasks.store.storage import write_json
+from rlcore.tasks.store.storage import sync, write_json
 
 if TYPE_CHECKING:
     from rlcore.tasks.store.settings import Home
 
+
+DUMPS = "dumps"
+EMBEDDED = {"mlflow.sqlite": "mlflow.db", "prefect.sqlite": "prefect/prefect.db"}
+"""Names of copies in a dump, and the databases in the state directory."""
 _NOTE, _FORMAT = "versions.json", "records"
 _SECONDS = 60.0  # seconds to wait for another process that writes a database
 _REVISION = re.compile(r"^(down_)?revision(?:\s*:[^=\n]+)?\s*=\s*(.+)$", re.MULTILINE)
@@ -47,7 +50,6 @@ class Database:
 
     @property
     def installed(self) -> str:
-        """Installed version of the tool."""
         return metadata.version(self.tool)
 
     @property
@@ -187,8 +189,6 @@ def _needs_upgrade(each: Database, before: Mapping[str, str]) -> bool:
     """Return True if another version than the installed one wrote the database, with an older schema.
 
     A partial schema of the installed version is no reason: that process was killed while it made the tables.
-    Raises:
-        StorageError: a newer version wrote it.
     """
     known, newest = each.schemas()
     if each.schema not in known:
@@ -206,3 +206,34 @@ def copy_database(source: Path, target: Path) -> None:
     with closing(sqlite3.connect(source, timeout=_SECONDS)) as read, closing(sqlite3.connect(target)) as write:
         read.backup(write)
     sync(target)
+
+
+def newest_dump(root: Path) -> Path | None:
+    """Return the folder of the newest dump; None if there is none."""
+    return max((root / DUMPS).glob("[0-9]*"), default=None)
+
+
+def has_database(path: Path) -> bool:
+    """Return True if a database is there: a file for the first one is made empty."""
+    return path.is_file() and path.stat().st_size > 0
+
+
+def gone_databases(root: Path) -> dict[Path, Path]:
+    """Return the databases that are gone, each with its copy in the newest dump."""
+    dump = newest_dump(root)
+    pairs = [(root / live, dump / name) for name, live in EMBEDDED.items()] if dump else []
+    return {live: copy for live, copy in pairs if copy.is_file() and not has_database(live)}
+
+
+def require_databases(root: Path) -> None:
+    """Refuse a state directory that has lost a database, or is restored without one: an empty one would replace it.
+
+    Raises:
+        StorageError: names the dump.
+    """
+    for live, copy in gone_databases(root).items():
+        raise StorageError(
+            f"the database is gone; the newest dump of it is {copy.relative_to(root)}",
+            where=str(live),
+            fix=f"take it: rlcore dump --restore; or remove the folder {DUMPS} to begin with an empty database",
+        )

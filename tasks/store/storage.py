@@ -1,22 +1,25 @@
-"""Reader and writer of tables and JSON files. All writes are atomic: temporary file, fsync, rename.
+"""Files: tables and JSON, digests, links, and errors of a full disk from any writer: the system, SQLite, Arrow.
 
-The libraries of tables are imported by the first table, because most commands read JSON alone.
+All writes are atomic: temporary file, fsync, rename. The libraries of tables are imported by the first table,
+because most commands read JSON alone. A file that is missing, not permitted or damaged, a value that cannot be stored,
+and a failed write are a StorageError with a fix.
 """
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
 import shutil
+import sqlite3
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from rlcore.errors import StorageError
-from rlcore.tasks.store.artifacts import file_sha256
-from rlcore.tasks.store.disk import sync, to_storage_error
+from rlcore.errors import RlcoreError, StorageError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,14 +27,88 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 GROUP_ROWS = 16_384  # rows of a table that is written in parts
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "fuse.sshfs"}
+_TEXTS = ("No space left on device", "database or disk is full", "Disk quota exceeded")  # of errors that hold only text
+
+_FIXES = {
+    errno.ENOSPC: "free some space on that disk, or move the state folder to another one",
+    errno.EDQUOT: "the quota is used up: free some space, or move the state folder to another disk",
+    errno.EACCES: "give this user the right to read and write there, or name another folder",
+    errno.EPERM: "give this user the right to read and write there, or name another folder",
+    errno.EROFS: "the file system is read-only: name another folder",
+    errno.ENOENT: "run the stage that writes it, or correct the path",
+}
+
+
+def to_storage_error(verb: str, path: Path, error: OSError) -> StorageError:
+    """Convert a file error of the system to a StorageError with a fix."""
+    reason = error.strerror or str(error)
+    return StorageError(f"cannot {verb} the file: {reason}", where=str(path), fix=_FIXES.get(error.errno or 0, ""))
+
+
+def existing_parent(path: Path) -> Path:
+    """Return a path if it exists, else the nearest folder above it that does."""
+    return next(each for each in (path, *path.resolve().parents) if each.exists())
+
+
+def network_file_system(path: Path) -> str:
+    """Return the type of the file system of an existing path (``nfs4``), if it lies on another machine; else empty."""
+    import psutil
+
+    mounts = {Path(each.mountpoint): each.fstype for each in psutil.disk_partitions(all=True)}
+    kind = next((mounts[each] for each in (path.resolve(), *path.resolve().parents) if each in mounts), "")
+    return kind if kind in _NETWORK else ""
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk, so that a power cut cannot undo them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def raise_on_full_disk(folder: Path) -> Iterator[None]:
+    """Convert any error of the block that was caused by a full disk.
+
+    Raises:
+        StorageError: instead of an error that was caused by a full disk or quota.
+    """
+    try:
+        yield
+    except RlcoreError:
+        raise
+    except Exception as error:
+        if not is_full_disk(error):
+            raise
+        raise StorageError(
+            "the disk is full",
+            where=str(folder),
+            fix="make room there, or set RLCORE_HOME to a larger disk, then start again: finished stages are kept",
+        ) from None
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Return True if the error, or one of its causes, was a full disk."""
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        no_space = isinstance(one, OSError) and one.errno in (errno.ENOSPC, errno.EDQUOT)
+        full_base = isinstance(one, sqlite3.Error) and getattr(one, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+        if no_space or full_base or any(text in str(one) for text in _TEXTS):
+            return True
+        waiting += [one.__cause__, one.__context__]
+    return False
 
 
 def write_table(frame: pd.DataFrame, path: Path) -> None:
-    """Write a frame as Parquet without its index; lists and {name: value} objects become nested columns.
-
-    Raises:
-        StorageError: a column mixes types, or writing fails.
-    """
+    """Write a frame as Parquet without its index; lists and {name: value} objects become nested columns."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -45,8 +122,6 @@ def table_writer(path: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
     """Yield a function that appends frames to a table, which appears when the block ends without an error.
 
     Memory holds one group of rows. A table of one group has the bytes of :func:`write_table`.
-    Raises:
-        StorageError: a column mixes types, or writing fails.
     """
     import pandas as pd
     import pyarrow.parquet as pq
@@ -73,11 +148,7 @@ def table_writer(path: Path) -> Iterator[Callable[[pd.DataFrame], None]]:
 
 
 def read_column(path: Path, name: str) -> Iterator[list[Any]]:
-    """Yield the values of one column of a Parquet file, some thousands at a time.
-
-    Raises:
-        StorageError: missing, not permitted, or damaged.
-    """
+    """Yield the values of one column of a Parquet file, some thousands at a time."""
     import pyarrow.parquet as pq
 
     with _readable(path), path.open("rb") as file:
@@ -86,11 +157,7 @@ def read_column(path: Path, name: str) -> Iterator[list[Any]]:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a Parquet file; nested columns hold plain lists and dicts (pandas' own reader gives arrays).
-
-    Raises:
-        StorageError: missing, not permitted, or damaged.
-    """
+    """Read a Parquet file; nested columns hold plain lists and dicts (pandas' own reader gives arrays)."""
     import pandas as pd
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -107,11 +174,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def write_json(value: Any, path: Path) -> None:
-    """Write a JSON value, indented, with a final newline.
-
-    Raises:
-        StorageError: writing fails, or the value is not JSON (NaN included).
-    """
+    """Write a JSON value, indented, with a final newline; NaN is none."""
     try:
         text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -120,11 +183,7 @@ def write_json(value: Any, path: Path) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON value.
-
-    Raises:
-        StorageError: missing, not permitted, or damaged.
-    """
+    """Read a JSON value."""
     try:
         return json.loads(path.read_bytes())
     except OSError as error:
@@ -136,19 +195,14 @@ def read_json(path: Path) -> Any:
 def write_bytes(content: bytes, path: Path) -> None:
     """Write a file atomically: readers, also after a crash, see the old or the new content.
 
-    Raises:
-        StorageError: writing fails; an old file is unchanged and no temporary file is left.
+    If writing fails, an old file is unchanged and no temporary file is left.
     """
     with _whole_file(path) as file:
         file.write(content)
 
 
 def note_digest(path: Path) -> None:
-    """Record the digest of a folder's file in ``<folder>-digests``, for a later check.
-
-    Raises:
-        StorageError: writing fails.
-    """
+    """Record the digest of a folder's file in ``<folder>-digests``, for a later check."""
     write_bytes(file_sha256(path).encode(), _digest_file(path))
 
 
@@ -167,16 +221,23 @@ def _digest_file(path: Path) -> Path:
 def link_or_copy(source: Path, target: Path) -> None:
     """Give an immutable file a second name, or copy it if the disk has no hard links or differs.
 
-    Raises:
-        StorageError: writing fails.
+    The folder is made; an earlier file of that name goes first.
     """
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.unlink(missing_ok=True)
         try:
             target.hardlink_to(source)
         except OSError:
             shutil.copyfile(source, target)
     except OSError as error:
         raise to_storage_error("write", target, error) from error
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager

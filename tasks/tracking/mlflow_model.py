@@ -4,6 +4,9 @@
 once. Next to it is the artifact's manifest, whose digest is a tag of the version: imports verify each file with it.
 MLflow's server and ``pyfunc`` accept OpenAI's messages, render the chat template and answer greedily; ``temperature``
 has no effect there.
+
+Files of runs are links too (:func:`log_files`): what is logged must not be changed afterwards, but may be removed or
+replaced.
 """
 
 from __future__ import annotations
@@ -12,29 +15,30 @@ import hashlib
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlparse
 
 from rlcore.errors import ModelError, StorageError
-from rlcore.tasks.store.artifacts import MANIFEST, file_errors, file_sha256, listed_files
-from rlcore.tasks.store.storage import link_or_copy
+from rlcore.tasks.store.artifacts import MANIFEST, file_errors, listed_files
+from rlcore.tasks.store.storage import file_sha256, link_or_copy
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from mlflow.entities import LoggedModel
-    from mlflow.models import Model
 
-CARD, DATA_CARD = "model_card.md", "data_card.md"
+CARD = "model_card.md"
 CLEANED = "cleaned"
 """Tag of a version whose weights were removed, with the date."""
 PACKAGE = "package"
 """Tag of a version with the digest of its files beside the weights."""
 PAST = "past"
 """Name of the folder of a version's record of data, and of the tag with the record's digest."""
-_MLMODEL, _LICENCE = "MLmodel", "LICENSE.txt"
+_MLMODEL, _LICENSE = "MLmodel", "LICENSE.txt"
 _CHECKPOINT, _TOKENIZER = "model", "components/tokenizer"  # MLflow's names for the two
 # Not in that digest: what has its own, the card, which later results change, and MLflow's note of a download.
 _OTHERS = (_CHECKPOINT, PAST, CARD, "registered_model_meta")
@@ -47,50 +51,38 @@ _QUESTION = {"messages": [{"role": "user", "content": "3 + 4 = ?"}], "max_tokens
 _ANSWERS = {"do_sample": False, "max_new_tokens": 256, "add_special_tokens": False}
 
 
-_SCORER = "rlcore.tasks.tracking.reward_flavour"
-_Save = Callable[["Package", Path, Path, "Model"], None]
-"""Writes MLflow's files of a package, whose small files are in the first folder, into the second."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class Cards:
-    """Cards of a model: ``model`` and ``data`` are Markdown, the first with a YAML header."""
+class Card:
+    """Card of a model: Markdown with a YAML header."""
 
-    model: str
-    data: str
+    text: str
     license_id: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """Model to register: the checkpoint's folder, its cards, and ``facts`` for MLflow's record.
+    """Model to register: the checkpoint's folder, its card, and ``facts`` for MLflow's record.
 
     ``beside``: additional files, by their paths in the package.
     """
 
     checkpoint: Path
-    cards: Cards
+    card: Card
     facts: Mapping[str, str] = field(default_factory=dict)
     beside: Mapping[str, Path] = field(default_factory=dict)
 
 
 def is_chat_model(checkpoint: Path) -> bool:
     """Return True if a folder has a language model with its tokenizer, and no head of a reward model."""
-    return (checkpoint / "tokenizer.json").is_file() and not is_reward_model(checkpoint)
-
-
-def is_reward_model(checkpoint: Path) -> bool:
-    """Return True if a folder has a language model's backbone with the head of a reward model."""
     from rlcore.models.heads import HEAD_FILE  # brings torch, which a plan of cached stages does not need
 
-    return (checkpoint / HEAD_FILE).is_file()
+    return (checkpoint / "tokenizer.json").is_file() and not (checkpoint / HEAD_FILE).is_file()
 
 
 def write_package(package: Package, name: str, folder: Path, model: LoggedModel) -> None:
     """Write the model ``name`` into the new folder ``folder``, atomically.
 
-    MLflow loads a reward model if rlcore is installed. A model that is neither that nor a chat model is written as
-    plain files next to its cards.
+    A model that is no chat model is written as plain files next to its card.
     Raises:
         StorageError: ``folder`` exists, or writing fails.
     """
@@ -98,15 +90,13 @@ def write_package(package: Package, name: str, folder: Path, model: LoggedModel)
 
     with atomic_folder(folder) as temporary:
         if is_chat_model(package.checkpoint):
-            _write_flavour(package, name, temporary, model, save=_save_chat)
-        elif is_reward_model(package.checkpoint):
-            _write_flavour(package, name, temporary, model, save=_save_scorer)
+            _write_flavor(package, name, temporary, model)
         else:
             _link(package.checkpoint, temporary / _CHECKPOINT, _files(package.checkpoint))
         for name, path in package.beside.items():
             _link(path.parent, (temporary / name).parent, [Path(path.name)])
-        (temporary / CARD).write_text(package.cards.model, encoding="utf-8")  # MLflow omits the header
-        (temporary / DATA_CARD).write_text(package.cards.data, encoding="utf-8")
+        (temporary / _LICENSE).write_text(_license_text(package.card.license_id), encoding="utf-8")
+        (temporary / CARD).write_text(package.card.text, encoding="utf-8")  # MLflow omits the header
 
 
 def package_sha256(folder: Path) -> str:
@@ -172,61 +162,35 @@ def verified_checkpoint(folder: Path, *, sha256: str, manifest: Path, uri: str) 
     return checkpoint
 
 
-def _write_flavour(package: Package, name: str, folder: Path, model: LoggedModel, *, save: _Save) -> None:
+def _write_flavor(package: Package, name: str, folder: Path, model: LoggedModel) -> None:
     """Let MLflow write all but the weights, which it would copy; then link these and correct the record."""
+    from huggingface_hub import ModelCard
+
     with warnings.catch_warnings():  # MLflow warns about its own type hints on their first import
         warnings.simplefilter("ignore")
         from mlflow.models import Model
+        from mlflow.transformers import save_model
 
     record = Model(artifact_path=name, run_id=model.source_run_id, model_id=model.model_id)
     files = _files(package.checkpoint)
     with tempfile.TemporaryDirectory() as light:
         _link(package.checkpoint, Path(light), [path for path in files if path.suffix != _WEIGHTS])
-        save(package, Path(light), folder, record)
-    _link(package.checkpoint, folder / _CHECKPOINT, files)
-    if "transformers" in record.flavors:
-        _link(
-            package.checkpoint, folder / _TOKENIZER, [path for path in files if (folder / _TOKENIZER / path).exists()]
+        save_model(
+            light,
+            str(folder),
+            task="llm/v1/chat",
+            mlflow_model=record,
+            model_card=ModelCard(package.card.text),
+            input_example=_QUESTION,
+            pip_requirements=_requirements(),
+            model_config=_ANSWERS,
+            metadata=dict[str, Any](package.facts),
         )
-        record.flavors["transformers"]["source_model_name"] = name  # otherwise the record names the temporary folder
-    (folder / _LICENCE).write_text(_license_text(package.cards.license_id), encoding="utf-8")
+    _link(package.checkpoint, folder / _CHECKPOINT, files)
+    _link(package.checkpoint, folder / _TOKENIZER, [path for path in files if (folder / _TOKENIZER / path).exists()])
+    record.flavors["transformers"]["source_model_name"] = name  # otherwise the record names the temporary folder
     record.model_size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     record.save(str(folder / _MLMODEL))
-
-
-def _save_chat(package: Package, light: Path, folder: Path, record: Model) -> None:
-    from huggingface_hub import ModelCard
-    from mlflow.transformers import save_model
-
-    save_model(
-        str(light),
-        str(folder),
-        task="llm/v1/chat",
-        mlflow_model=record,
-        model_card=ModelCard(package.cards.model),
-        input_example=_QUESTION,
-        pip_requirements=_requirements(),
-        model_config=_ANSWERS,
-        metadata=dict[str, Any](package.facts),
-    )
-
-
-def _save_scorer(package: Package, light: Path, folder: Path, record: Model) -> None:
-    from mlflow.models import ModelSignature
-    from mlflow.pyfunc import save_model
-    from mlflow.types.schema import Array, ColSpec, DataType, Object, Property, Schema
-
-    turn = Object([Property("role", DataType.string), Property("content", DataType.string)])
-    asked = Schema([ColSpec(Array(turn), "messages"), ColSpec(DataType.string, "completion")])
-    save_model(
-        str(folder),
-        loader_module=_SCORER,
-        mlflow_model=record,
-        signature=ModelSignature(inputs=asked, outputs=Schema([ColSpec(DataType.double)])),
-        input_example=[{"messages": _QUESTION["messages"], "completion": "7"}],
-        pip_requirements=[*_requirements(), f"rlcore=={metadata.version('rlcore')}"],
-        metadata=dict[str, Any](package.facts),
-    )
 
 
 @cache
@@ -246,12 +210,33 @@ def _files(folder: Path) -> list[Path]:
 
 def _link(source: Path, target: Path, files: Iterable[Path]) -> None:
     for name in files:
-        place = target / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)
-        link_or_copy(source / name, place)
+        link_or_copy(source / name, target / name)
 
 
 def _license_text(name: str) -> str:
     text = f"The declared license of the base model: {name}." if name else "No license was declared."
     return f"{text}\nA model trained from it is a derived work: its terms apply here too.\n"
+
+
+def log_files(client: MlflowClient, run_id: str, path: Path, folder: str) -> None:
+    """Add a file, or all files of a folder, to a run's ``folder``."""
+    location = local_path(client.get_run(run_id).info.artifact_uri)
+    if location is not None:
+        _replace(files_below(path) if path.is_dir() else {path.name: path}, location / folder)
+    else:
+        (client.log_artifacts if path.is_dir() else client.log_artifact)(run_id, str(path), folder)
+
+
+def local_path(location: str) -> Path | None:
+    """Return the path of a location of MLflow; None if a server has it."""
+    parsed = urlparse(location)
+    return Path(unquote(parsed.path)) if parsed.scheme == "file" else None
+
+
+def _replace(files: Mapping[str, Path], target: Path) -> None:
+    for name, path in files.items():
+        place = target / name
+        aside = place.with_name(f".{place.name}.new")  # a kill leaves it for the next start to remove
+        link_or_copy(path, aside)
+        aside.replace(place)
+        aside.unlink(missing_ok=True)  # rename leaves it if both are names of one file

@@ -1,4 +1,4 @@
-"""Model card and data card of a registered version: Markdown from records and reports, with the header of model hubs.
+"""Model card of a registered version: Markdown from records and reports, with the header of model hubs.
 
 A card is written at registration, and again when an evaluation or a decision adds to it.
 """
@@ -21,7 +21,7 @@ from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking.lineage import Ancestor, ancestry, nodes, read_records, record_of, tree_lines
-from rlcore.tasks.tracking.mlflow_model import CARD, Cards
+from rlcore.tasks.tracking.mlflow_model import CARD, Card
 from rlcore.tasks.tracking.registry import ModelVersion, read_tags
 from rlcore.tasks.tracking.runs import Tracker
 
@@ -40,7 +40,7 @@ _LIMITS = """- The results hold for these held-out problems. Other tasks, langua
 - Weaknesses of the base model remain."""
 
 
-def write_cards(
+def write_card(
     home: Home,
     records: Sequence[Record],
     record: Record,
@@ -49,8 +49,8 @@ def write_cards(
     version: int | None,
     tags: Mapping[str, str],
     repo: str = "",
-) -> Cards:
-    """Write the cards of the model of ``record``, registered under ``name`` with ``tags``.
+) -> Card:
+    """Write the card of the model of ``record``, registered under ``name`` with ``tags``.
 
     ``version``: None before the registration. ``repo``: the hub's repository that the card is for.
     """
@@ -68,7 +68,7 @@ def write_cards(
         "How to load it": _loading(f"models:/{name}/{version or 'VERSION'}", record, repo),
         "Results": _results(evaluated or record, is_evaluated=evaluated is not None),
         "Decision": _decision(tags),
-        "Training data": _data_table(data) + "\n\nMore of each dataset is in `data_card.md` of the version in MLflow.",
+        "Training data": _data_table(data),
         "License": _license(license_id),
         "Intended use": _SCORES if _is_reward_model(record) else _INTENDED,
         "Limits": _LIMITS,
@@ -77,7 +77,7 @@ def write_cards(
     }
     body = "\n\n".join(f"## {title}\n\n{text}" if title else text for title, text in sections.items())
     text = f"---\n{header.to_yaml()}\n---\n# {code(name)}\n\n{body}\n"
-    return Cards(model=text, data=_data_card(name, data), license_id=license_id)
+    return Card(text=text, license_id=license_id)
 
 
 def body_of(card: str) -> str:
@@ -162,13 +162,14 @@ def _training(record: Record) -> str:
         "seconds": f"{record.seconds:.0f}",
     }
     rows = [(name, value) for name, value in (*facts.items(), *settings) if value not in (None, "", [])]
-    return "\n".join(
-        ["| setting | value |", "|---|---|", *(f"| {code_cell(name)} | {code_cell(value)} |" for name, value in rows)]
-    )
+    return _table(["setting", "value"], [map(code_cell, row) for row in rows])
+
+
+def _table(head: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))
 
 
 def _evaluation(records: Sequence[Record], record: Record) -> Record | None:
-    """Return the newest evaluation of a model."""
     stage = record.ingredients["stage"]["name"]
     made = [
         each
@@ -179,10 +180,9 @@ def _evaluation(records: Sequence[Record], record: Record) -> Record | None:
 
 
 def _results(record: Record, *, is_evaluated: bool) -> str:
-    """Return metrics of the evaluation if there is one, else the final training metrics."""
     where = "The whole evaluation on held-out problems:" if is_evaluated else "At the end of training:"
-    rows = [f"| {code_cell(name)} | {value:.6g} |" for name, value in sorted(record.metrics.items())]
-    return "\n".join([where, "", "| figure | value |", "|---|---|", *rows]) if rows else "None were measured."
+    rows = [(code_cell(name), f"{value:.6g}") for name, value in sorted(record.metrics.items())]
+    return f"{where}\n\n{_table(['figure', 'value'], rows)}" if rows else "None were measured."
 
 
 def _decision(tags: Mapping[str, str]) -> str:
@@ -210,8 +210,7 @@ chat = pipeline("text-generation", {json.dumps(repo)})
 
 vLLM: `vllm serve {repo}`."""
     if _is_reward_model(record):
-        load = f"mlflow.pyfunc.load_model({json.dumps(uri)})"
-        return f"If rlcore is installed:\n\n```python\nimport mlflow\n\nscorer = {load}\n```"
+        return "Its heads are rlcore's own: `rlcore.models.reward_ensemble.load_reward_model` reads them from `model/`."
     return f"""```python
 import mlflow
 
@@ -229,36 +228,17 @@ def _data_table(data: Sequence[Mapping[str, Any]]) -> str:
     if not data:
         return "None: it is as it was imported."
     rows = [
-        f"| {code_cell(each['stage'])} | {code_cell(each['contract'])} | {code_cell(each.get('source', ''))} | "
-        f"{each.get('num_train', '')} | {each.get('num_eval', '')} | "
-        f"{code_cell(str(each.get('digest', ''))[:_DIGITS])} |"
+        [
+            *(code_cell(each.get(name, "")) for name in ("stage", "contract", "source")),
+            *(str(each.get(name, "")) for name in ("num_train", "num_eval")),
+            code_cell(str(each.get("digest", ""))[:_DIGITS]),
+        ]
         for each in data
     ]
-    head = "| dataset | contract | source | for training | held out | digest of the rows |"
-    return "\n".join([head, "|---|---|---|---|---|---|", *rows])
-
-
-def _data_card(name: str, data: Sequence[Mapping[str, Any]]) -> str:
-    sections = [f"# Data of {code(name)}", _data_table(data)]
-    for each in data:
-        reasons = [f"- {plain(reason)}: {count}" for reason, count in each.get("reasons", {}).items()]
-        rules = [
-            f"| {code_cell(rule['name'])} | {rule['severity']} | {rule['value']} | {'yes' if rule['ok'] else 'no'} |"
-            for rule in each.get("rules", ())
-        ]
-        facts = [
-            f"## {code(each['stage'])}",
-            f"Read {each.get('rows_read', '?')} rows, accepted {each.get('accepted', '?')}, "
-            f"put into quarantine {each.get('quarantined', '?')}.",
-            "\n".join(reasons),
-            "\n".join(["| rule | severity | value | met |", "|---|---|---|---|", *rules]) if rules else "",
-        ]
-        sections.append("\n\n".join(fact for fact in facts if fact))
-    return "\n\n".join(sections) + "\n"
+    return _table(["dataset", "contract", "source", "for training", "held out", "digest of the rows"], rows)
 
 
 def _base_of(home: Home, records: Sequence[Record], root: Ancestor) -> Mapping[str, Any]:
-    """Return the card of the imported base, empty if it has none."""
     for node in nodes(root):
         found = _read(home, records, node, _BASE_CARD)
         if found:
@@ -267,7 +247,6 @@ def _base_of(home: Home, records: Sequence[Record], root: Ancestor) -> Mapping[s
 
 
 def _data_sets_of(home: Home, records: Sequence[Record], root: Ancestor) -> list[Mapping[str, Any]]:
-    """Return the reports of all datasets above the model, each with the name of its ``stage``."""
     found = {node.sha256: (node, _read(home, records, node, Path("report.json"))) for node in nodes(root)}
     return [{"stage": node.stage, **report} for node, report in found.values() if "contract" in report]
 
@@ -298,12 +277,11 @@ def refresh_cards(home: Home, tracker: Tracker, versions: Iterable[ModelVersion]
         tags = read_tags(tracker, version)
         record = record_of(tags, records)
         if record is not None and version.model_id:
-            cards = write_cards(home, records, record, name=version.name, version=version.version, tags=tags)
-            _replace(tracker, version, cards.model)
+            card = write_card(home, records, record, name=version.name, version=version.version, tags=tags)
+            _replace(tracker, version, card.text)
 
 
 def _replace(tracker: Tracker, version: ModelVersion, card: str) -> None:
-    """Replace the card in the version's files and, truncated if it is long, its description."""
     known = tracker.client.get_model_version(version.name, str(version.version)).description
     if known == _description(card):
         return

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from rlcore.errors import StorageError
-from rlcore.tasks.store.artifacts import file_errors, file_sha256
+from rlcore.tasks.store.artifacts import file_errors
 from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.storage import link_or_copy, read_json, write_json
+from rlcore.tasks.store.storage import file_sha256, link_or_copy, read_json, write_json
 from rlcore.tasks.tracking.mlflow_model import PAST
 from rlcore.tasks.tracking.registry import ModelVersion, read_tags, set_tags
 from rlcore.tasks.tracking.runs import Tracker
@@ -89,10 +89,7 @@ def _taken_up(home: Home, folder: Path, digest: str) -> ChampionLineage:
     if errors := file_errors(folder, {**values.pop("files"), _RECORD: digest}):
         raise StorageError("; ".join(errors[:4]))
     for path in _files(folder):
-        place = home.past / path.relative_to(folder)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.unlink(missing_ok=True)
-        link_or_copy(path, place)
+        link_or_copy(path, home.past / path.relative_to(folder))
     return ChampionLineage(**{**values, "paired": tuple(values["paired"])})
 
 

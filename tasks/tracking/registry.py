@@ -1,15 +1,18 @@
-"""Model registry: versions registered with MLflow as plain files, never pickles; their tags and aliases.
+"""Model registry: versions registered with MLflow as plain files, never pickles; their tags, aliases and removal.
 
-:mod:`rlcore.tasks.tracking.champion` moves the aliases that say which version is served.
+:mod:`rlcore.tasks.tracking.champion` moves the aliases that say which version is served. A cleaned version stays with
+its tags, cards and the record of its data. Its tag ``cleaned`` comes before the removal of the weights and has the date
+after it, so that a killed call is repeated.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,20 +20,26 @@ from rlcore.errors import ModelError, shown
 from rlcore.tasks.store.artifacts import MANIFEST
 from rlcore.tasks.store.audit_log import read_entries
 from rlcore.tasks.store.locks import file_lock
+from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import Home, find_home
 from rlcore.tasks.tracking.database import database_of, stored_version, stored_versions
 from rlcore.tasks.tracking.mlflow_model import (
     CLEANED,
     PACKAGE,
+    WEIGHTS,
+    Package,
     checkpoint_in,
+    local_path,
     package_sha256,
     require_files,
     verified_checkpoint,
+    write_package,
 )
-from rlcore.tasks.tracking.retry import none_if_missing
-from rlcore.tasks.tracking.runs import Tracker, open_tracker
+from rlcore.tasks.tracking.retry import ignore_existing, none_if_missing
+from rlcore.tasks.tracking.runs import RunTracker, Tracker, open_tracker
 
 if TYPE_CHECKING:
+    from mlflow.entities import LoggedModel, LoggedModelOutput
     from mlflow.entities.model_registry import ModelVersion as MlflowVersion
 
 logger = logging.getLogger(__name__)
@@ -38,6 +47,8 @@ logger = logging.getLogger(__name__)
 CHAMPION, CHALLENGER, PREVIOUS, CANDIDATE = "champion", "challenger", "previous", "candidate"
 _MODELS = "models:/"
 _MAX_TAG = 5000  # characters of a tag in MLflow
+_NOT_IN_LABELS = str.maketrans(dict.fromkeys("/:.%\"'", "_"))  # MLflow rejects these in the name of a logged model
+_BEGUN = "not finished"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,3 +233,119 @@ def as_version(version: MlflowVersion) -> ModelVersion:
         model_id=version.tags.get("model_id", ""),
         sha256=version.tags.get("sha256", ""),
     )
+
+
+def register_model(
+    run: RunTracker, package: Package, *, name: str, tags: Mapping[str, str], metrics: Mapping[str, float] | None = None
+) -> ModelVersion:
+    """Store a checkpoint as a logged model of ``run`` and register it as the next version of ``name``.
+
+    ``tags`` go to both and include ``sha256``, the digest of the artifact. ``metrics`` belong to the logged model. The
+    version comes last: a repeated call after a kill continues with its logged model.
+    """
+    from mlflow.entities import LoggedModelOutput
+
+    client = run.client
+    label = name.translate(_NOT_IN_LABELS)
+    model = _begun(run, label, tags["sha256"]) or client.create_logged_model(
+        run.experiment_id, name=label, source_run_id=run.run_id, tags=dict(tags), model_type="checkpoint"
+    )
+    if PACKAGE not in model.tags:
+        _store(run, package, name, model)
+    if str(model.status) != "READY":
+        client.finalize_logged_model(model.model_id, "READY")
+    if model.model_id not in {output.model_id for output in _outputs(run)}:
+        client.log_outputs(run.run_id, [LoggedModelOutput(model.model_id, step=0)])
+    run.log_model_metrics(model.model_id, metrics or {})
+    ignore_existing(client.create_registered_model, name)
+    version = client.create_model_version(
+        name,
+        f"models:/{model.model_id}",
+        run_id=run.run_id,
+        # A version in a database does not keep the id itself. Who logs runs can change a logged model's tags later.
+        tags={**tags, "model_id": model.model_id, PACKAGE: client.get_logged_model(model.model_id).tags[PACKAGE]},
+        model_id=model.model_id,
+    )
+    return as_version(version)
+
+
+def _begun(run: RunTracker, label: str, sha256: str) -> LoggedModel | None:
+    """Return the logged model of this artifact that ``run`` already has."""
+    query = f"source_run_id = '{run.run_id}' AND name = '{label}' AND tags.sha256 = '{sha256}'"
+    found = run.client.search_logged_models([run.experiment_id], filter_string=query)
+    return found[0] if found else None
+
+
+def _outputs(run: RunTracker) -> Sequence[LoggedModelOutput]:
+    outputs = run.client.get_run(run.run_id).outputs
+    return outputs.model_outputs if outputs else ()
+
+
+def _store(run: RunTracker, package: Package, name: str, model: LoggedModel) -> None:
+    if (folder := local_path(model.artifact_location)) is not None:
+        if not folder.exists():  # complete, from a call that was killed afterwards
+            write_package(package, name, folder, model)
+        digest = package_sha256(folder)
+    else:
+        with scratch_folder(find_home().work) as temporary:  # the artifacts' disk: weights are links
+            write_package(package, name, temporary / name, model)
+            run.client.log_model_artifacts(model.model_id, str(temporary / name))
+            digest = package_sha256(temporary / name)
+    run.client.set_logged_model_tags(model.model_id, {PACKAGE: digest})
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldVersion:
+    """Registered version of rlcore, with its aliases. ``created``: seconds since 1970."""
+
+    version: ModelVersion
+    stage_key: str
+    aliases: tuple[str, ...]
+    created: float
+    has_files: bool
+
+
+def held_versions(tracker: Tracker) -> list[HeldVersion]:
+    """Return all registered versions that rlcore made."""
+    aliases: dict[tuple[str, str], tuple[str, ...]] = {}
+    for model in pages(tracker.client.search_registered_models):
+        for alias, number in model.aliases.items():
+            key = (model.name, str(number))
+            aliases[key] = (*aliases.get(key, ()), alias)
+    versions = pages(tracker.client.search_model_versions)
+    return [_held(each, aliases.get((each.name, str(each.version)), ())) for each in versions if "sha256" in each.tags]
+
+
+def weights_of(tracker: Tracker, version: ModelVersion) -> tuple[Path, ...]:
+    """Return the folders with a version's weights; empty if a server has them."""
+    folder = local_path(_location(tracker, version))
+    return tuple(folder / each for each in WEIGHTS) if folder else ()
+
+
+def clean_version(tracker: Tracker, version: ModelVersion) -> bool:
+    """Remove a version's weights unless it has an alias; return True if they were removed."""
+    model = tracker.client.get_registered_model(version.name)
+    if str(version.version) in map(str, model.aliases.values()):
+        return False
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    set_tags(tracker, version, {CLEANED: _BEGUN})
+    repository = get_artifact_repository(_location(tracker, version))
+    for each in WEIGHTS:
+        repository.delete_artifacts(each)  # type: ignore[no-untyped-call]
+    set_tags(tracker, version, {CLEANED: f"{datetime.now(UTC):%Y-%m-%d}"})
+    return True
+
+
+def _held(version: MlflowVersion, aliases: tuple[str, ...]) -> HeldVersion:
+    return HeldVersion(
+        version=as_version(version),
+        stage_key=version.tags.get("stage_key", ""),
+        aliases=aliases,
+        created=version.creation_timestamp / 1000.0,
+        has_files=version.tags.get(CLEANED, _BEGUN) == _BEGUN,
+    )
+
+
+def _location(tracker: Tracker, version: ModelVersion) -> str:
+    return str(tracker.client.get_logged_model(version.model_id).artifact_location)

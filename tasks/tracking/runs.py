@@ -1,8 +1,7 @@
 """Runs, metrics and datasets in MLflow; ``registry.py`` has the registry of models.
 
 MLflow takes seconds to import, so each function that needs it imports it. All calls use run ids: MLflow's "active run"
-belongs to one thread, and tasks may run in others. Metrics and tables are written in the background, in order, so that
-a loop does not wait. :meth:`RunTracker.flush` waits for them before a checkpoint and at the end of a run.
+belongs to one thread, and tasks may run in others. Metrics and tables are written in the background, in order.
 """
 
 from __future__ import annotations
@@ -20,31 +19,31 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlcore.tasks.store.artifacts import file_sha256
-from rlcore.tasks.store.background import BackgroundWriter
 from rlcore.tasks.store.locks import file_lock
+from rlcore.tasks.store.logs import is_continued
 from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.stops import is_continued
-from rlcore.tasks.tracking.database import make_database, require_made
-from rlcore.tasks.tracking.files import log_files
-from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
+from rlcore.tasks.store.storage import file_sha256
+from rlcore.tasks.tracking.database import make_database, require_made, rewrite_artifact_paths
+from rlcore.tasks.tracking.mlflow_model import log_files
 from rlcore.tasks.tracking.retry import ignore_existing, none_if_missing, patient_client, retry_while_unavailable
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import DatasetInput, Experiment, Metric, Run
+    from mlflow.entities import Experiment, Metric, Run
 
     from rlcore.loop.curves import Tools
-
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 
 logger = logging.getLogger(__name__)
+MAX_WAITING = 32  # jobs; more block the caller, so that a slow server cannot fill the memory
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 _TABLES_TAG = "mlflow.loggedArtifacts"  # a list, in a tag of at most 8000 characters, which the interface reads
 PARENT_TAG = "mlflow.parentRunId"  # the tag by which MLflow's interface nests runs
 _ERROR = "error"  # tag with the reason of an end
 _ACTIVE = "active"  # lifecycle of what is not in MLflow's trash
-_MAX_PARAM = 500  # MLflow's limit in characters
+_MAX_PARAM, _MAX_DIGEST = 500, 36  # MLflow's limits in characters
 _PARAMS_PER_CALL, _METRICS_PER_CALL, _MAX_TABLES = 100, 1000, 100  # and in entries
 _WRITE_SECONDS = 5.0  # between two writes of metrics, of 30 ms each; MLflow's own queue would only log errors
 
@@ -74,7 +73,6 @@ class Tracker:
         self._artifact_root = artifact_root  # None: the server decides
 
     def start_run(self, experiment: str, name: str, *, tags: Mapping[str, str], parent: str = "") -> RunTracker:
-        """Start a run; ``parent`` is the id of its parent run."""
         nested = {PARENT_TAG: parent} if parent else {}
         own = self._experiment(experiment)[0]
         if own != experiment and not parent:
@@ -259,10 +257,24 @@ class RunTracker:
     def log_dataset(self, path: Path, *, name: str, context: str) -> LoggedDataset:
         """Log a Parquet file as this run's data: with the SHA-256 of its bytes, its columns and row count.
 
-        ``context`` is its use: ``train`` or ``eval``.
+        ``context`` is its use: ``train`` or ``eval``. MLflow truncates a digest; the tag ``sha256`` has all of it.
         """
-        self.client.log_inputs(self.run_id, [described := describe_dataset(path, name=name, context=context)])
-        return LoggedDataset(name=name, digest=described.dataset.digest)
+        import pyarrow.parquet as parquet
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        digest = file_sha256(path)
+        columns = [{"name": field.name, "type": str(field.type)} for field in parquet.read_schema(path)]
+        dataset = Dataset(
+            name=name,
+            digest=digest[:_MAX_DIGEST],
+            source_type="local",
+            source=json.dumps({"uri": path.name}),
+            schema=json.dumps({"columns": columns}),
+            profile=json.dumps({"num_rows": parquet.read_metadata(path).num_rows}),
+        )
+        tags = [InputTag("mlflow.data.context", context), InputTag("sha256", digest)]
+        self.client.log_inputs(self.run_id, [DatasetInput(dataset, tags)])
+        return LoggedDataset(name=name, digest=dataset.digest)
 
     def log_model_metrics(
         self, model_id: str, metrics: Mapping[str, float], *, dataset: LoggedDataset | None = None
@@ -295,7 +307,6 @@ class RunTracker:
             self.is_over = True
 
     def _send(self) -> None:
-        """Queue pending metrics and the list of tables for writing."""
         waiting, self._waiting = self._waiting, []
         for start in range(0, len(waiting), _METRICS_PER_CALL):
             batch = waiting[start : start + _METRICS_PER_CALL]
@@ -318,9 +329,6 @@ class RunTracker:
         return max(history, key=lambda point: point.step, default=None)
 
 
-_MAX_DIGEST = 36  # MLflow's limit in characters
-
-
 @dataclass(frozen=True, kw_only=True)
 class LoggedDataset:
     """Dataset in MLflow."""
@@ -329,23 +337,44 @@ class LoggedDataset:
     digest: str
 
 
-def describe_dataset(path: Path, *, name: str, context: str) -> DatasetInput:
-    """Describe a Parquet file as a run's data: SHA-256 of its bytes, columns and row count; ``context``: its use.
+class BackgroundWriter:
+    """Run jobs in order while the caller continues.
 
-    MLflow truncates a digest to 36 characters; the tag ``sha256`` has all.
+    After a job fails, the later ones are dropped, so that records have no gap. Each later :meth:`submit` and
+    :meth:`wait` raises its error.
     """
-    import pyarrow.parquet as parquet
-    from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    digest = file_sha256(path)
-    described = parquet.read_metadata(path)
-    columns = [{"name": field.name, "type": str(field.type)} for field in parquet.read_schema(path)]
-    dataset = Dataset(
-        name=name,
-        digest=digest[:_MAX_DIGEST],
-        source_type="local",
-        source=json.dumps({"uri": path.name}),
-        schema=json.dumps({"columns": columns}),
-        profile=json.dumps({"num_rows": described.num_rows}),
-    )
-    return DatasetInput(dataset, [InputTag("mlflow.data.context", context), InputTag("sha256", digest)])
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")  # starts with the first job
+        self._pending: deque[Future[None]] = deque()
+        self._error: Exception | None = None
+
+    def submit(self, job: Callable[[], object]) -> None:
+        """Queue ``job``; block while ``MAX_WAITING`` are queued."""
+        if len(self._pending) >= MAX_WAITING:
+            self._pending.popleft().result()
+        while self._pending and self._pending[0].done():
+            self._pending.popleft()
+        self._raise()
+        self._pending.append(self._thread.submit(self._do, job))
+
+    def wait(self) -> None:
+        while self._pending:
+            self._pending.popleft().result()
+        self._raise()
+
+    def close(self) -> None:
+        """Finish the queued jobs and end the thread, even if a job failed."""
+        self._thread.shutdown(wait=True)
+
+    def _do(self, job: Callable[[], object]) -> None:
+        if self._error is not None:
+            return
+        try:
+            job()
+        except Exception as error:  # noqa: BLE001 - it is raised in the thread that waits
+            self._error = error
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error

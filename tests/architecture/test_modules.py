@@ -8,13 +8,12 @@ import pytest
 from tests.architecture.source_files import ROOT, imported, modules, nodes
 
 _TRACKING = (
-    "runs", "mlflow_model", "registry", "registration", "errors", "traces", "database", "datasets", "retry", "past",
-    "retention", "files", "mlflow_access",
+    "runs", "mlflow_model", "registry", "traces", "database", "retry", "past", "mlflow_access",
 )  # fmt: skip
 IMPORTERS = {  # the only files that may import a library, so that it can be replaced or left out in one place
     "mlflow": {f"tasks/tracking/{name}.py" for name in _TRACKING},
     "datasets": {"tasks/steps/data.py", "benchmarks/peers/trl.py"},
-    "fsspec": {"tasks/store/remote.py"},
+    "fsspec": {"tasks/store/shared.py"},
     "bitsandbytes": {"rlcore/training/optim.py"},
     "peft": {"rlcore/models/lora.py"},
     "vllm": {f"rlcore/sampling/vllm/{name}.py" for name in ("transfer", "worker/receiver")},

@@ -177,7 +177,7 @@ def _look_ahead() -> None:
     from rlcore.flows.stages import stages
     from rlcore.tasks.keys.cache_keys import function_of
     from rlcore.tasks.keys.key_inputs import key_inputs
-    from rlcore.tasks.store.environment import pins
+    from rlcore.tasks.store.code_hash import pins
     from tests import known_sources
 
     known_sources.install()

@@ -29,7 +29,6 @@ from rlcore.tasks.run.prefect_bridge import (
     current_flow_run,
     report_markdown,
     report_progress,
-    report_table,
     task,
 )
 from rlcore.tasks.run.reconciliation import CRASHED, FAILED, HEAL, MISSED, look, reconcile, report_missed
@@ -90,7 +89,6 @@ def toy_pipeline(fail: bool = False) -> dict[str, Any]:
     first = train("sft", learner)
     second = train("grpo", learner, source=first)
     text = evaluate({"sft": first, "grpo": second})
-    report_table("Answers that changed", [{"problem": "3 + 4", "answer": "7"}])
     report_markdown("Summary", "# Done")
     if fail:
         burn()
@@ -122,9 +120,9 @@ def test_under_prefect_tasks_nest_keep_live_objects_and_are_drawn_with_their_inp
     assert inside <= {"train sft", "train grpo"}
 
     shown = {each.key: each for each in artifacts(run.flow_run_id)}
-    assert set(shown) == {"sft-iterations", "grpo-iterations", "answers-that-changed", "summary"}
+    assert set(shown) == {"sft-iterations", "grpo-iterations", "summary"}
     assert shown["sft-iterations"].data == 100.0
-    assert "3 + 4" in str(shown["answers-that-changed"].data)
+    assert shown["summary"].data == "# Done"
 
 
 def test_under_prefect_an_error_is_the_error_itself() -> None:

@@ -89,8 +89,8 @@ def test_a_page_in_a_browser_is_refused_by_both_servers(services: Services, serv
 EMBEDDED = """
 from pathlib import Path
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactStore
-from rlcore.tasks.tracking.mlflow_model import Cards, Package
-from rlcore.tasks.tracking.registration import register_model
+from rlcore.tasks.tracking.mlflow_model import Card, Package
+from rlcore.tasks.tracking.registry import register_model
 from rlcore.tasks.tracking.registry import set_alias
 from rlcore.tasks.store.settings import configure_environment, find_home
 from rlcore.tasks.tracking.runs import open_tracker
@@ -105,7 +105,7 @@ with tracker.start_run("old", "grpo", tags={"stage": "grpo"}) as run:
     run.log_artifact(folder / "model.safetensors", "plots")
     sha256 = ArtifactStore(folder).seal(folder.parent, kind="policy").sha256
     manifest = {MANIFEST: folder.parent / MANIFEST}
-    package = Package(checkpoint=folder, cards=Cards(model="", data="", license_id=""), beside=manifest)
+    package = Package(checkpoint=folder, card=Card(text="", license_id=""), beside=manifest)
     set_alias(tracker, register_model(run, package, name="old-grpo", tags={"sha256": sha256}), "kept")
 print(run.run_id)
 """

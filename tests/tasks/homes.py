@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.tasks.store.settings import Home, configure_environment
-from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
+from rlcore.tasks.tracking.database import rewrite_artifact_paths
 
 
 @contextmanager

@@ -21,8 +21,7 @@ from rlcore.tasks.drawing.levels import format_interval
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.base import MODEL, RECORDS, StageContext, StageResult
 from rlcore.tasks.steps.runtime import open_runtime
-from rlcore.tasks.store.artifacts import file_sha256
-from rlcore.tasks.store.storage import write_json, write_table
+from rlcore.tasks.store.storage import file_sha256, write_json, write_table
 
 
 def run_benchmark(context: StageContext, *, policy: str) -> StageResult:

@@ -16,8 +16,8 @@ from rlcore.flows.cli.app import main
 from rlcore.tasks.operations.dump import make_dump, restore_dump
 from rlcore.tasks.run.leases import hold_lease
 from rlcore.tasks.store.audit_log import read_entries
-from rlcore.tasks.store.dumps import newest_dump
 from rlcore.tasks.store.settings import Home, configure_environment
+from rlcore.tasks.store.state import newest_dump
 
 COUNT = "SELECT count(*) FROM experiments WHERE name = 'kept'"
 

@@ -33,11 +33,10 @@ from prefect.settings import (
 from rlcore.errors import ServiceError
 from rlcore.flows.cli.app import main
 from rlcore.tasks.operations import ui_servers
+from rlcore.tasks.operations.doctor import DoctorCheck, check_services
 from rlcore.tasks.operations.prefect_server import HOSTS, guarded
 from rlcore.tasks.operations.server_access import client_variables, mlflow_command, mlflow_variables, prefect_variables
-from rlcore.tasks.operations.service_checks import check_services
 from rlcore.tasks.operations.ui_servers import run_until_interrupt
-from rlcore.tasks.store.doctor import DoctorCheck
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking import mlflow_access
 from tests.http_servers import free_port
@@ -297,7 +296,7 @@ def test_each_error_of_a_service_has_a_fix(
     service_checks_answers[path] = answer
     found = checks(home)[subject]
     assert (found.state, text in found.text) == (state, True), found
-    assert found.fix
+    assert found.fix or state == "ok"
 
 
 @pytest.mark.parametrize(("days", "state"), [(7.0, "ok"), (9.0, "absent")])

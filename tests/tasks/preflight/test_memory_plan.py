@@ -14,8 +14,8 @@ from rlcore.flows.plan import plan_run
 from rlcore.flows.presets import open_preset
 from rlcore.models.preview import model_size
 from rlcore.models.scratch import make_model, make_tokenizer
-from rlcore.tasks.preflight.memory_plan import checked, memory_lines, needs_of
 from rlcore.tasks.preflight.model_facts import model_facts
+from rlcore.tasks.preflight.sizes import checked, memory_lines, needs_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.memory_need import Device
 from rlcore.tasks.store.settings import Home
@@ -164,7 +164,7 @@ def test_plan_says_it_for_the_stages_that_are_asked_for(home: Home) -> None:
 
 
 def test_a_plan_that_cannot_fit_is_refused(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcore.tasks.preflight.memory_plan.device_of", lambda _: CARD)
+    monkeypatch.setattr("rlcore.tasks.preflight.sizes.device_of", lambda _: CARD)
     huge = ["model.shape.hidden_size=12288", "model.shape.intermediate_size=49152", "model.shape.num_layers=30"]
     with pytest.raises(ConfigError, match="of 80 GiB on the GPU"):
         plan_run("tiny", huge, ["sft"])

@@ -21,9 +21,9 @@ from rlcore.tasks.run.budget import Meter, Spent, budget_period, metered
 from rlcore.tasks.run.pipeline import run_pipeline
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.cache import StageCache
+from rlcore.tasks.store.logs import BudgetReachedError
 from rlcore.tasks.store.prices import prices_path
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.stops import BudgetReachedError
 from rlcore.tasks.store.storage import write_table
 from rlcore.tasks.tracking.runs import open_tracker
 from tests.processes import wait_for_line
@@ -174,11 +174,6 @@ def test_tokens_of_evaluations_and_chunks_are_counted_once_over_killed_attempts(
         meter.count_stage(tmp_path, tmp_path / "work", {"win_rate/cost": 0.5})
         meter.write()
         assert (meter.spent.tokens, meter.spent.judge_cost) == (3 + 4 + 1 + 2, 0.5)
-
-
-def test_writing_while_a_run_counts_breaks_nothing(tracked_home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcore.tasks.run.budget.WRITE_SECONDS", 0.01)
-    run(tracked_home, config(tokens=1000))
 
 
 def test_a_limit_that_could_never_be_reached_is_an_error_of_the_preset(home: Home) -> None:

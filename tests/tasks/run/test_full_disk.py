@@ -16,8 +16,8 @@ from rlcore.errors import StorageError
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.run.pipeline import run_pipeline
 from rlcore.tasks.steps.base import StageContext, StageResult
-from rlcore.tasks.store.disk import raise_on_full_disk
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import raise_on_full_disk
 from rlcore.tasks.tracking.runs import open_tracker
 from tests.tasks.run.toy_stages import DATA, RL, SFT, config
 

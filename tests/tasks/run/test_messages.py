@@ -18,8 +18,7 @@ import yaml
 
 from rlcore.errors import ConfigError
 from rlcore.tasks.run import events
-from rlcore.tasks.run.events import emit_findings, emit_snapshot
-from rlcore.tasks.run.outbox import addresses, deliver, put
+from rlcore.tasks.run.events import addresses, deliver, emit_findings, emit_snapshot, put
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import write_json

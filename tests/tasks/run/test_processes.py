@@ -26,7 +26,6 @@ from rlcore.tasks.run.prefect_bridge import (
     current_flow_run,
     report_markdown,
     report_progress,
-    report_table,
     stage_logger,
     task,
 )
@@ -176,7 +175,6 @@ def toy_flow(fail: bool = False) -> dict[str, Any]:
     done: list[int] = []
     total = iterate(done, 1) + iterate(done, number=2)
     report_progress("iterations", 2, 2)
-    report_table("answers", [{"problem": "3 + 4"}])
     report_markdown("summary", "# Done")
     if fail:
         burn()
@@ -213,10 +211,10 @@ def test_a_log_line_of_another_thread_is_on_the_page_of_its_stage() -> None:
 def test_tasks_run_without_importing_prefect(home: Home) -> None:
     code = """
 import sys
-from rlcore.tasks.run.prefect_bridge import report_progress, report_table, stage_logger, task
+from rlcore.tasks.run.prefect_bridge import report_markdown, report_progress, task
 @task(name="t", run_name="t {x}")
 def t(x): return x + 1
-report_progress("p", 1, 2); report_table("t", [])
+report_progress("p", 1, 2); report_markdown("t", "text")
 assert t(1) == 2
 print("prefect" in sys.modules)
 """

@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from rlcore.errors import StorageError
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import Record, StageCache
-from rlcore.tasks.store.remote import RemoteError
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.shared import SharedStore
+from rlcore.tasks.store.shared import RemoteError, SharedStore
 from tests.s3_server import S3, serve_s3
 
 # sha256("hello") is 2cf24dba...; the folder's digest is the SHA-256 of the text

@@ -15,9 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlcore.tasks.store.code_hash import NEUTRAL, closure, closure_digest, closure_digests
-from rlcore.tasks.store.environment import pins, pins_digest
-from rlcore.tasks.store.imports import imports_of
+from rlcore.tasks.store.code_hash import (
+    NEUTRAL,
+    closure,
+    closure_digest,
+    closure_digests,
+    imports_of,
+    pins,
+    pins_digest,
+)
 from rlcore.tasks.store.settings import Home
 
 # rlcore.tasks.steps.train -> rlcore.learn (at the top) -> rlcore.maths.deep (inside a function, relative)
@@ -111,8 +117,8 @@ def test_another_thread_that_parses_at_the_same_time_ends_no_run(monkeypatch: py
             raise SystemError("AST constructor recursion depth mismatch (before=54, after=77)")
         return parse(source)
 
-    monkeypatch.setattr("rlcore.tasks.store.imports._MOMENT", 0.0)
-    monkeypatch.setattr("rlcore.tasks.store.imports.ast.parse", disturbed)
+    monkeypatch.setattr("rlcore.tasks.store.code_hash._MOMENT", 0.0)
+    monkeypatch.setattr("rlcore.tasks.store.code_hash.ast.parse", disturbed)
     assert digests(tree) == before
     assert next(calls) > 1
 

@@ -24,13 +24,13 @@ from rlcore.config import HardwareConfig
 from rlcore.errors import ConfigError, DataError, StorageError
 from rlcore.extras import install_command
 from rlcore.flows.cli.app import main
-from rlcore.tasks.store import doctor
-from rlcore.tasks.store.disk import is_full_disk, raise_on_full_disk
-from rlcore.tasks.store.doctor import GIB, DoctorCheck
+from rlcore.tasks.operations import doctor
+from rlcore.tasks.operations.doctor import GIB, DoctorCheck
 from rlcore.tasks.store.logs import UserErrors, shorten_user_errors
 from rlcore.tasks.store.markdown import code, code_cell, on_terminal, plain
 from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import is_full_disk, raise_on_full_disk
 from tests.markup import ATTACK, assert_is_text, read_markdown
 
 

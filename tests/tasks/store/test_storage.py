@@ -19,12 +19,11 @@ from pathlib import Path
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.errors import StorageError
 from rlcore.tasks.store import storage
-from rlcore.tasks.store.background import MAX_WAITING, BackgroundWriter
 from rlcore.tasks.store.locks import file_lock, is_held, locked_file
 from rlcore.tasks.store.scratch import announced, remove_left, scratch_folder
 from rlcore.tasks.store.settings import Home, configure_environment
@@ -37,6 +36,7 @@ from rlcore.tasks.store.storage import (
     write_json,
     write_table,
 )
+from rlcore.tasks.tracking.runs import MAX_WAITING, BackgroundWriter
 from tests.waiting import LONG
 
 TURNS = [{"role": "user", "content": "3 + 4"}, {"role": "assistant", "content": "7 ✓"}]
@@ -87,23 +87,6 @@ def test_a_table_comes_back_with_its_types_and_plain_lists(tmp_path: Path) -> No
     assert type(back["mask"][0][0]) is bool
 
 
-@settings(deadline=None, max_examples=30)
-@given(
-    st.lists(
-        st.tuples(st.text(st.characters(exclude_categories=["Cs"])), st.lists(st.integers(0, 2**40)), st.booleans()),
-        min_size=1,
-        max_size=5,
-    )
-)
-def test_any_table_survives_the_way_to_disk_and_back(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, list[int], bool]]
-) -> None:
-    frame = pd.DataFrame(rows, columns=["text", "ids", "flag"])
-    path = tmp_path_factory.mktemp("tables") / "table.parquet"
-    write_table(frame, path)
-    pd.testing.assert_frame_equal(read_table(path), frame)
-
-
 def test_a_table_in_parts_is_the_whole_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     frame = pd.DataFrame({"name": [str(number) for number in range(50)], "messages": [TURNS] * 50, "value": 0.5})
     write_table(frame, tmp_path / "whole.parquet")
@@ -128,15 +111,10 @@ def test_a_table_in_parts_that_is_given_up_leaves_the_old_file(tmp_path: Path) -
         raise RuntimeError
     assert [entry.name for entry in tmp_path.iterdir()] == ["table.parquet"]
     assert path.read_bytes() == b"old"
-    with pytest.raises(StorageError, match="cannot be stored"), table_writer(path) as add:
+    with pytest.raises(StorageError, match="cannot be stored") as caught, table_writer(path) as add:
         add(pd.DataFrame({"a": ["x", 1]}))
-
-
-def test_a_column_of_mixed_types_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="cannot be stored") as caught:
-        write_table(pd.DataFrame({"a": [1, "x"]}), tmp_path / "table.parquet")
     assert caught.value.fix
-    assert list(tmp_path.iterdir()) == []
+    assert path.read_bytes() == b"old"
 
 
 def test_json_comes_back_and_nan_is_refused(tmp_path: Path) -> None:
@@ -348,16 +326,6 @@ def test_a_folder_of_a_living_process_stays_though_a_dead_one_announced_the_same
 @pytest.fixture
 def writer() -> BackgroundWriter:
     return BackgroundWriter()
-
-
-def test_jobs_are_done_in_their_order_by_another_thread(writer: BackgroundWriter) -> None:
-    done: list[tuple[int, int]] = []
-    for number in range(100):
-        writer.submit(lambda number=number: done.append((number, threading.get_ident())))
-    writer.wait()
-    assert [number for number, _ in done] == list(range(100))
-    (thread,) = {thread for _, thread in done}
-    assert thread != threading.get_ident()
 
 
 def test_the_caller_goes_on_while_a_job_works_and_waits_when_too_many_do(writer: BackgroundWriter) -> None:

@@ -13,10 +13,8 @@ import mlflow.store.tracking.sqlalchemy_store as mlflow_store
 import pytest
 
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.database import make_database
-from rlcore.tasks.tracking.registration import register_model
-from rlcore.tasks.tracking.registry import download_model, find_version, set_alias
-from rlcore.tasks.tracking.relocate import rewrite_artifact_paths
+from rlcore.tasks.tracking.database import make_database, rewrite_artifact_paths
+from rlcore.tasks.tracking.registry import download_model, find_version, register_model, set_alias
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 from tests.registered import sealed
 

@@ -24,7 +24,7 @@ from rlcore.tasks.run.pipeline import run_pipeline
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import describe_machine
-from rlcore.tasks.store.environment import pins_digest
+from rlcore.tasks.store.code_hash import pins_digest
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.lineage import find_lineage, tree_text
 from rlcore.tasks.tracking.runs import open_tracker

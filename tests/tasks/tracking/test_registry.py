@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-import torch
 import yaml
 from huggingface_hub import ModelCard
 from mlflow import MlflowClient
 
-from rlcore.models.heads import ScalarHeadModel, score_rewards
-from rlcore.models.loading import load_policy
-from rlcore.models.reward_ensemble import save_members
-from rlcore.models.reward_scale import RewardScale, RewardScales
 from rlcore.tasks.store.audit_log import record_action
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.lineage import read_records
-from rlcore.tasks.tracking.mlflow_model import Cards, Package, checkpoint_in
-from rlcore.tasks.tracking.model_card import body_of, refresh_cards, write_cards
-from rlcore.tasks.tracking.registration import register_model
+from rlcore.tasks.tracking.mlflow_model import Card, Package, checkpoint_in
+from rlcore.tasks.tracking.model_card import body_of, refresh_cards, write_card
 from rlcore.tasks.tracking.registry import (
     ModelVersion,
     count_look,
@@ -35,13 +27,11 @@ from rlcore.tasks.tracking.registry import (
     find_by_sha256,
     find_number,
     find_version,
+    register_model,
     set_alias,
     set_tags,
 )
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
-from rlcore.text.packing import TokenSequence
-from rlcore.text.tokenization import ChatTokenizer
-from rlcore.types import Message
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, make_checkpoint, our_answers
 from tests.registered import Killed, register_toy, register_versions, sealed
 
@@ -54,7 +44,7 @@ def tracker(tracked_home: Home) -> Tracker:
 def checkpoint(folder: Path) -> Package:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text('{"hidden_size": 8}')
-    return Package(checkpoint=folder, cards=Cards(model="", data="", license_id=""))
+    return Package(checkpoint=folder, card=Card(text="", license_id=""))
 
 
 def test_a_model_is_registered_as_files_and_found_by_its_alias(tracker: Tracker, tmp_path: Path) -> None:
@@ -137,7 +127,7 @@ def test_a_version_is_found_by_the_digest_of_its_artifact(tracker: Tracker, vers
 
 
 NAME = "tiny-v1.2-grpo"
-CARDS = Cards(model="---\nlicense: apache-2.0\n---\n# A card\n", data="# Data\n", license_id="Apache-2.0")
+CARD = Card(text="---\nlicense: apache-2.0\n---\n# A card\n", license_id="Apache-2.0")
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +138,7 @@ def mlflow_model_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def champion(tracker: Tracker, mlflow_model_checkpoint: Path) -> ModelVersion:
     run = tracker.start_run("tiny", "grpo", tags={})
-    package, sha256 = sealed(mlflow_model_checkpoint, CARDS)
+    package, sha256 = sealed(mlflow_model_checkpoint, CARD)
     package = dataclasses.replace(package, facts={"preset": "tiny"})
     version = register_model(run, package, name=NAME, tags={"sha256": sha256})
     set_alias(tracker, version, "champion")
@@ -196,8 +186,7 @@ def test_a_version_has_cards_and_no_local_path(champion: ModelVersion, tracked_h
     assert record["model_id"] == champion.model_id
     assert record["model_size_bytes"] > (folder / "model" / "model.safetensors").stat().st_size
     assert json.loads((folder / "serving_input_example.json").read_text())["messages"]
-    assert (folder / "model_card.md").read_text() == CARDS.model
-    assert (folder / "data_card.md").read_text() == CARDS.data
+    assert (folder / "model_card.md").read_text() == CARD.text
     assert "Apache-2.0" in (folder / "LICENSE.txt").read_text()
     assert "transformers==" in (folder / "requirements.txt").read_text()
     texts = [path.read_text() for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors"]
@@ -211,30 +200,6 @@ def test_a_tokenizer_that_mlflow_has_put_apart_is_found(tmp_path: Path) -> None:
         (tmp_path / place).write_text("{}")
     (tmp_path / "MLmodel").write_text("flavors: {}")
     assert {path.name for path in checkpoint_in(tmp_path).iterdir()} == {"config.json", "tokenizer.json"}
-
-
-def test_mlflow_scores_as_a_reward_model(tracker: Tracker, mlflow_model_checkpoint: Path, tmp_path: Path) -> None:
-    import mlflow
-
-    folder = tmp_path / "reward_model"
-    shutil.copytree(mlflow_model_checkpoint, folder)
-    backbone = load_policy(mlflow_model_checkpoint, device=torch.device("cpu"), dtype=torch.float32)
-    scorer = ScalarHeadModel.with_random_head(backbone, torch.Generator().manual_seed(0))
-    save_members((scorer,), folder)
-    RewardScales(members=(RewardScale(shift=0.5, scale=2.0),)).save(folder)
-    run = tracker.start_run("tiny", "reward_model", tags={})
-    register_model(run, Package(checkpoint=folder, cards=CARDS), name="tiny-reward_model", tags={"sha256": "cd"})
-    model = mlflow.pyfunc.load_model("models:/tiny-reward_model/1")
-    rows = pd.DataFrame({"messages": [conversation("3+4"), conversation("1")], "completion": ["7", "#### 1"]})
-    tokenizer = ChatTokenizer.load(mlflow_model_checkpoint)
-    rendered = [
-        tokenizer.render_demonstration([Message(role="user", content=question)], answer)
-        for question, answer in (("3+4", "7"), ("1", "#### 1"))
-    ]
-    sequences = [TokenSequence(prompt_ids=prompt, completion_ids=completion) for prompt, completion in rendered]
-    expected = (score_rewards(scorer, sequences, tokens_per_microbatch=100) - 0.5) / 2.0
-    assert model.predict(rows) == pytest.approx(expected.tolist(), abs=1e-5)
-    assert model.metadata.signature.inputs.input_names() == ["messages", "completion"]
 
 
 @pytest.fixture
@@ -306,8 +271,8 @@ def test_the_header_is_one_that_hubs_read(model_card_tracker: Tracker, tracked_h
             "completion/length": 9.0,
         },
     )
-    written = write_cards(tracked_home, (*records, evaluated), sft, name="toy-sft", version=1, tags={})
-    card = ModelCard(written.model)
+    written = write_card(tracked_home, (*records, evaluated), sft, name="toy-sft", version=1, tags={})
+    card = ModelCard(written.text)
     result, sampled = card.data.eval_results or []
     assert card.data.model_name == "toy-sft"
     assert (result.dataset_type, result.dataset_revision, result.dataset_split) == ("me/sums", "a" * 40, "held out")

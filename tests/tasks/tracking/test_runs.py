@@ -22,7 +22,7 @@ from mlflow.protos.databricks_pb2 import INTERNAL_ERROR, RESOURCE_ALREADY_EXISTS
 from rlcore.errors import ServiceError
 from rlcore.tasks.store.settings import Home, find_home
 from rlcore.tasks.tracking import retry
-from rlcore.tasks.tracking.files import local_path
+from rlcore.tasks.tracking.mlflow_model import local_path
 from rlcore.tasks.tracking.retry import ignore_existing, none_if_missing, retry_while_unavailable, unavailable_reason
 from rlcore.tasks.tracking.runs import PARENT_TAG, RunTracker, Tracker, open_tracker
 from rlcore.tasks.tracking.views import results_links, results_page, save_results_view
@@ -239,7 +239,7 @@ def test_a_server_gets_copies(tracked_home: Home, tmp_path: Path, monkeypatch: p
     run = open_tracker(tracked_home).start_run("toy", "toy", tags={})
     for name in ("log_artifact", "log_artifacts"):
         monkeypatch.setattr(MlflowClient, name, lambda _, run, path, folder: sent.append((path, folder)))
-    monkeypatch.setattr("rlcore.tasks.tracking.files.local_path", lambda location: None)
+    monkeypatch.setattr("rlcore.tasks.tracking.mlflow_model.local_path", lambda location: None)
     (tmp_path / "a.txt").write_text("1")
     run.log_artifact(tmp_path / "a.txt", "one")
     run.log_artifact(tmp_path, "all")
