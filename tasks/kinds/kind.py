@@ -11,8 +11,7 @@ from typing import Any
 from rlcore.errors import ConfigError
 from rlcore.hardware.memory_plan import ModelSize
 from rlcore.tasks.drawing.result import Draw
-from rlcore.tasks.kinds import load, table_name
-from rlcore.tasks.kinds.facts import BASE
+from rlcore.tasks.kinds import BASE, load, table_name
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, chosen_by, sections_of, stage_sections
 from rlcore.tasks.steps.base import StageContext, StageResult, prepare_stage_name

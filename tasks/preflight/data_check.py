@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from rlcore.data_contracts.gate.token_budget import TokenMeter
 from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig, too_few_held_out
 from rlcore.tasks.presets.graph import NO_GRADERS, Graders
-from rlcore.tasks.steps.data import TokenView, Use, prepare_dataset
+from rlcore.tasks.steps.data import Use, prepare_dataset
 from rlcore.tasks.steps.data_source import ignored_path
 from rlcore.tasks.steps.references import unusable
 from rlcore.tasks.store.settings import Home
@@ -35,7 +36,7 @@ OWN_ADAPTERS: Mapping[ContractName, str] = {
 _MATH = Graders(kinds=("math",))
 _EXAMPLES = 5  # quarantined rows that are shown
 ANY_LENGTH = 10**9
-NO_TOKENIZER = TokenView(
+NO_TOKENIZER = TokenMeter(
     encode=lambda texts: [text.encode("utf-8", "replace") for text in texts],
     prompt_lengths=lambda conversations: [1] * len(conversations),
     max_prompt_tokens=lambda conversations: [1] * len(conversations),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rlcore.config import RewardTerm, player_of
-from rlcore.tasks.kinds.facts import BASE, PRODUCTS, Rows, StageConfig
+from rlcore.tasks.kinds import BASE, PRODUCTS, Rows, StageConfig
 from rlcore.tasks.presets.data import POLICY
 from rlcore.tasks.presets.graph import (
     REGISTRY,

@@ -18,7 +18,7 @@ from rlcore.config.health import HealthConfig
 from rlcore.config.sampling import EngineConfig, SamplingConfig
 from rlcore.errors import ConfigError, RlcoreError
 from rlcore.strict_config import NonNegativeInt, build_partly, config_error
-from rlcore.tasks.kinds.facts import StageConfig
+from rlcore.tasks.kinds import StageConfig
 from rlcore.tasks.presets.data import DatasetConfig, resolve_paths
 from rlcore.tasks.presets.graph import AnyStage
 from rlcore.tasks.presets.graph_validation import graph_errors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,7 +12,6 @@ from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.base import StageContext, prepare_stage_name
 from rlcore.tasks.steps.rows import PairRow, read_pairs
-from rlcore.tasks.steps.tokenize_rows import tokenize_pairs
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.preferences import TokenPair
 
@@ -80,3 +79,24 @@ def read_gold_pairs(context: StageContext, tokenizer: ChatTokenizer) -> list[Tok
             fix="name datasets with pairs whose winners are known, or leave gold_pairs out",
         )
     return found
+
+
+def tokenize_pairs(rows: Sequence[PairRow], tokenizer: ChatTokenizer, *, max_tokens: int) -> list[TokenPair]:
+    """Truncate both sides to the token budget. The gate has rejected pairs that become equal."""
+    pairs = []
+    for row in rows:
+        prompt_ids, chosen_ids = tokenizer.render_demonstration(row.messages, row.chosen)
+        _, rejected_ids = tokenizer.render_demonstration(row.messages, row.rejected)
+        room = max_tokens - len(prompt_ids)
+        pairs.append(
+            TokenPair(
+                prompt_ids=prompt_ids,
+                chosen_ids=chosen_ids[:room],
+                rejected_ids=rejected_ids[:room],
+                set_id=row.set_id,
+                margin=row.margin,
+                probability=row.probability,
+                weight=row.weight,
+            )
+        )
+    return pairs

@@ -13,7 +13,7 @@ from rlcore.data_contracts.gate.data_gate import GateLimits, GateReport
 from rlcore.data_contracts.gate.reading import source_of
 from rlcore.errors import DataError
 from rlcore.sampling.rejection import Candidate, RejectionStats, Selection, select, summarize
-from rlcore.tasks.kinds.data.step import evaluated_prompts, log_to_mlflow, token_view
+from rlcore.tasks.kinds.data.step import evaluated_prompts, log_to_mlflow, token_meter
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.steps.data import prepare_source
 from rlcore.tasks.steps.sampled_answers import answer_name, answered_prompts
@@ -79,9 +79,9 @@ def write_demonstrations(
         seed=context.seed,
     )
     snapshot = context.work / "snapshot"  # keeps quarantine and report if the gate rejects
-    view = token_view(tokenizer)
+    tokens = token_meter(tokenizer)
     source = source_of(SOURCE, rows)
-    report = prepare_source("demonstrations", source, limits, adapter="demonstrations", tokens=view, folder=snapshot)
+    report = prepare_source("demonstrations", source, limits, adapter="demonstrations", tokens=tokens, folder=snapshot)
     shutil.copytree(snapshot, context.folder, dirs_exist_ok=True)
     log_to_mlflow(context, report)
     return report

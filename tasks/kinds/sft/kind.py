@@ -11,7 +11,7 @@ from rlcore.config.training import SftConfig
 from rlcore.hardware.memory_plan import sft_footprint
 from rlcore.strict_config import INLINE
 from rlcore.tasks.drawing.result import Result
-from rlcore.tasks.kinds.facts import Product, Rows
+from rlcore.tasks.kinds import Product, Rows
 from rlcore.tasks.kinds.kind import (
     Lazy,
     Stage,

@@ -17,9 +17,8 @@ from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.ranks import open_supervised
 from rlcore.tasks.steps.rows import read_demonstrations
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
-from rlcore.tasks.steps.tokenize_rows import tokenize_demonstrations
 from rlcore.tasks.store.storage import write_json
-from rlcore.text.demonstrations import Demonstration
+from rlcore.text.demonstrations import Demonstration, render_conversation
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.audit.shuffle_gap import match_rare_words, require_rare_word_matches, require_shuffle_gap
 from rlcore.training.audit.supervised_data import require_demonstrations
@@ -69,9 +68,12 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
 
 
 def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Demonstration]:
-    """Read the demonstrations of a split, checking that answers match their prompts."""
-    rows = read_demonstrations(path)
-    made, texts = tokenize_demonstrations(rows, tokenizer), [(row.messages, row.completion) for row in rows]
+    """Read the demonstrations of a split, checking that answers match their prompts.
+
+    Each assistant turn is trained on, including its end-of-turn token.
+    """
+    texts = [(row.messages, row.completion) for row in read_demonstrations(path)]
+    made = [render_conversation(tokenizer, messages, completion) for messages, completion in texts]
     require_demonstrations(texts, made, tokenizer)
     require_rare_word_matches(match_rare_words(texts), min_mates)
     return made

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.tasks.drawing import plots
-from rlcore.tasks.drawing.artifact_kinds import rejections, reward_models, rl_runs
 from rlcore.tasks.drawing.charts import Point, Series, line_chart
 from rlcore.tasks.drawing.head_to_head import at_equal_cost, eval_points, head_to_head_table
 from rlcore.tasks.drawing.levels import format_level
-from rlcore.tasks.drawing.over_optimisation import points, summary_text
+from rlcore.tasks.drawing.result import of_kind
+from rlcore.tasks.kinds.rl.page import points, summary_text
 
 
 def test_each_kind_is_found_by_its_own_file_in_the_order_of_the_stages(tmp_path: Path) -> None:
@@ -32,10 +32,9 @@ def test_each_kind_is_found_by_its_own_file_in_the_order_of_the_stages(tmp_path:
     for name, file in files.items():
         folders[name].mkdir()
         (folders[name] / file).write_text("{}", encoding="utf-8")
-    assert list(rl_runs(folders)) == ["second", "first"]
-    assert rl_runs(folders)["first"] == tmp_path / "first"
-    assert list(reward_models(folders)) == ["rm"]
-    assert list(rejections(folders)) == ["kept"]
+    assert of_kind("rl", folders) == {"second": tmp_path / "second", "first": tmp_path / "first"}
+    assert list(of_kind("reward_model", folders)) == ["rm"]
+    assert list(of_kind("rejection", folders)) == ["kept"]
 
 
 def drawn(*points: Point, title: str = "t") -> ElementTree.Element:

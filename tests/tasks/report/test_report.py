@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -22,7 +23,7 @@ from rlcore.tasks.kinds.data import kind as data_page
 from rlcore.tasks.kinds.drift import page as drift_page
 from rlcore.tasks.kinds.drift.step import DatasetDrift
 from rlcore.tasks.kinds.promote import page as promotion_page
-from rlcore.tasks.kinds.rejection import page as rejection_page
+from rlcore.tasks.kinds.rejection import kind as rejection_page
 from rlcore.tasks.kinds.reward_gate import page as reward_gate_page
 from rlcore.tasks.presets.run import RunConfig, load_preset
 from rlcore.tasks.report.lineage_picture import draw
@@ -78,7 +79,7 @@ def data() -> str:
 def rejection() -> str:
     half = Interval(mean=0.5, low=0.4, high=0.6, n=10)
     one = RejectionStats(num_prompts=10, sampled=80, verified=40, kept=20, pass_rate=half, solved=half)
-    return rejection_page.render({ATTACK: one}, {}, confidence=0.95)
+    return rejection_page.render({ATTACK: asdict(one)}, {}, confidence=0.95)
 
 
 def drift() -> str:
