@@ -32,8 +32,8 @@ from rlcore.tasks.steps.base import MODEL, StageContext, prepare_stage_name
 from rlcore.tasks.steps.pair_data import tokenize_pairs
 from rlcore.tasks.steps.rollout_engine import longest, open_engine, open_player, sampling_engine
 from rlcore.tasks.steps.rows import PairRow, read_pairs
-from rlcore.tasks.steps.runtime import Workload
 from rlcore.tasks.steps.sampled_answers import refuse_changed_prompts
+from rlcore.tasks.steps.workload import Workload
 from rlcore.tasks.store.storage import matches_digest, note_digest, read_json, read_table, write_json, write_table
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
