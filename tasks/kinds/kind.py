@@ -10,13 +10,14 @@ from typing import Any
 
 from rlcore.errors import ConfigError
 from rlcore.hardware.memory_plan import ModelSize
-from rlcore.tasks.drawing.result import Draw
+from rlcore.tasks.drawing.result import Draw, Result
 from rlcore.tasks.kinds import BASE, load, table_name
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, chosen_by, sections_of, stage_sections
 from rlcore.tasks.steps.base import StageContext, StageResult, prepare_stage_name
 from rlcore.tasks.steps.memory_need import Device, Need
 from rlcore.tasks.store.imports import Chosen
+from rlcore.tasks.store.storage import read_json
 
 IMPORT = "import_sft"
 History = Sequence[Mapping[str, float]]
@@ -151,17 +152,17 @@ def _keeps_no_state(stage: Any) -> str:
 
 def own_sections(name: str, *others: str, data: tuple[str, ...] = ()) -> Callable[[RunConfig], Sections]:
     """Select the settings of the stage ``name``, datasets, and others, with ``hardware`` if a model computes."""
-    return partial(_own_sections, name, others, data)
+    return partial(stage_sections, stage=name, names=others, data=data)
 
 
 def sections(*names: str) -> Callable[[RunConfig], Sections]:
     """Select sections of a preset, including ``hardware`` if a model computes."""
-    return partial(_sections, names)
+    return partial(sections_of, names=names)
 
 
-def _own_sections(name: str, others: tuple[str, ...], data: tuple[str, ...], config: RunConfig) -> Sections:
-    return stage_sections(config, name, *others, data=data)
+def draw_loss(result: Result, folder: Path, *, metric: str) -> str:
+    """Write ``loss.png``: the loss over steps."""
+    from rlcore.tasks.drawing import plots  # brings matplotlib
 
-
-def _sections(names: tuple[str, ...], config: RunConfig) -> Sections:
-    return sections_of(config, *names)
+    plots.loss_curve(read_json(result.data / "history.json"), metric, folder / "loss.png", title=result.stage)
+    return ""

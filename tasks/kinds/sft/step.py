@@ -14,7 +14,7 @@ from rlcore.models.integrity import verify_model, write_model_digest
 from rlcore.models.logprob_check import check_model
 from rlcore.models.runtime import Runtime
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
-from rlcore.tasks.steps.ranks import open_supervised
+from rlcore.tasks.steps.ranks import open_supervised, step_reporter
 from rlcore.tasks.steps.rows import read_demonstrations
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
 from rlcore.tasks.store.storage import write_json
@@ -42,14 +42,7 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         for split in ("train", "eval")
     )
     history: list[Mapping[str, float]] = []
-    every = max(1, config.num_steps // 10)
-
-    def report(step: int, metrics: Mapping[str, float]) -> None:
-        history.append({"iteration": step, **metrics})
-        context.tracker.log_metrics(metrics, step=step)
-        if step % every == 0 or step == config.num_steps:
-            context.log(f"step {step}/{config.num_steps} loss={metrics['sft/loss']:.3f}")
-
+    report = step_reporter(context, history, "sft", num_steps=config.num_steps)
     with (
         open_runtime(context.config.hardware, seed=context.seed) as runtime,
         _learner(context, checkpoint, runtime) as learner,
