@@ -107,7 +107,6 @@ def _draw(axes: Axes, name: str, series: Series) -> None:
 
 
 def _limit(axes: Axes, points: Sequence[Point]) -> None:
-    """Set rounded limits; a flat curve is centered."""
     first, last = min(p.x for p in points), max(p.x for p in points)
     ends = [end for p in points for end in (p.y, p.low, p.high) if end is not None]
     low, high = min(ends), max(ends)

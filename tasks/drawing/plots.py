@@ -12,6 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rlcore.tasks.drawing.levels import format_level
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.store.storage import read_json
 
 mpl.use("Agg")  # no display on a worker
 History = Sequence[Mapping[str, float]]
@@ -38,6 +40,12 @@ def loss_curve(history: History, name: str, path: Path, *, title: str) -> None:
     _line(figure.subplots(), history, name)
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
+
+
+def draw_loss(result: Result, folder: Path, *, metric: str) -> str:
+    """Write ``loss.png``: the loss of a stage over steps."""
+    loss_curve(read_json(result.data / "history.json"), metric, folder / "loss.png", title=result.stage)
+    return ""
 
 
 def accuracy_bars(figures: Mapping[str, tuple[float, float, float]], path: Path, *, title: str) -> None:

@@ -10,14 +10,13 @@ from typing import Any
 
 from rlcore.errors import ConfigError
 from rlcore.hardware.memory_plan import ModelSize
-from rlcore.tasks.drawing.result import Draw, Result
+from rlcore.tasks.drawing.result import Draw
 from rlcore.tasks.kinds import BASE, load, table_name
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, chosen_by, sections_of, stage_sections
 from rlcore.tasks.steps.base import StageContext, StageResult, prepare_stage_name
 from rlcore.tasks.steps.memory_need import Device, Need
 from rlcore.tasks.store.imports import Chosen
-from rlcore.tasks.store.storage import read_json
 
 IMPORT = "import_sft"
 History = Sequence[Mapping[str, float]]
@@ -158,11 +157,3 @@ def own_sections(name: str, *others: str, data: tuple[str, ...] = ()) -> Callabl
 def sections(*names: str) -> Callable[[RunConfig], Sections]:
     """Select sections of a preset, including ``hardware`` if a model computes."""
     return partial(sections_of, names=names)
-
-
-def draw_loss(result: Result, folder: Path, *, metric: str) -> str:
-    """Write ``loss.png``: the loss over steps."""
-    from rlcore.tasks.drawing import plots  # brings matplotlib
-
-    plots.loss_curve(read_json(result.data / "history.json"), metric, folder / "loss.png", title=result.stage)
-    return ""

@@ -45,7 +45,6 @@ def _scored(path: Path) -> list[dict[str, Any]]:
 
 
 def _phases(tables: list[Path]) -> Iterator[Trace]:
-    """Return the median rollout, by reward, of the first and the last iteration."""
     for path in dict.fromkeys((tables[0], tables[-1])):
         if rows := _scored(path):
             yield _trace("middle", rows[len(rows) // 2])
@@ -90,7 +89,6 @@ def _turns(row: Mapping[str, Any]) -> tuple[Step, ...]:
 
 
 def _changed(name: str, folders: Folders, pairs: Pairs) -> Iterator[Trace]:
-    """Return the held-out answers that differ most from those of the starting checkpoint."""
     for block in changed_samples(folders, pairs):
         if (block["label"], block["kind"]) == (name, "most changed"):
             for row in block["rows"][:_CHANGED]:

@@ -189,7 +189,6 @@ def render(
 
 
 def _facts(config: RunConfig, folders: Mapping[str, Path], origin: Origin) -> dict[str, Any]:
-    """Collect the inputs of the run."""
     data_sets = [config.data[name] for name in evaluated_data(config)]
     return {
         "origin": origin,
@@ -205,7 +204,6 @@ def _facts(config: RunConfig, folders: Mapping[str, Path], origin: Origin) -> di
 
 
 def _results(config: RunConfig, folders: Mapping[str, Path]) -> dict[str, Any]:
-    """Collect the results of the run."""
     histories, confidence = data.histories_of(folders), config.evaluation.confidence
     return {
         "accuracies": data.accuracies(folders),

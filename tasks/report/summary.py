@@ -125,7 +125,6 @@ def _comparison(home: Home, preset: str, refs: Mapping[str, ArtifactRef]) -> lis
 
 
 def _reports(home: Home, preset: str) -> list[str]:
-    """Return the path of the newest report of the preset's runs."""
     title = f"<title>{escape(preset)}: run report</title>"
     found = sorted((home.root / "reports").glob("*/*.html"), key=lambda path: path.stat().st_mtime, reverse=True)
     own = next((path for path in found if title in _head(path)), None)
@@ -156,7 +155,6 @@ def _rl_lines(home: Home, refs: Mapping[str, ArtifactRef]) -> Iterator[str]:
 
 
 def _place_lines(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, report: Path | None) -> Iterator[str]:
-    """Return names and paths of the models, and the path of the run's report if it has one."""
     path = database_of(home)
     versions = stored_versions(path, {f"{preset}-{name}" for name in ("base", *refs)}) if path else []
     names = {each.sha256: f"{each.name}/{each.version}" for each in versions}
@@ -173,7 +171,6 @@ def _place_lines(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, re
 
 
 def _conclusion_lines(folder: Path) -> Iterator[str]:
-    """Return a sentence per checkpoint on how it compares with its start; ``folder``: artifact of the comparison."""
     from rlcore.tasks.kinds.compare.page import first_contrasts
 
     differences = read_json(folder / "comparison.json")["differences"]
@@ -189,5 +186,4 @@ def _conclusion_lines(folder: Path) -> Iterator[str]:
 
 
 def _short(path: Path) -> Path:
-    """Return a path from the working folder if it is below it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -159,7 +159,6 @@ def _command_errors(agent: AgentConfig, path: str) -> Iterator[str]:
 
 
 def _source(word: str, copied: Mapping[str, Path]) -> Path | None:
-    """Return the file that a word of the command names in the working folder."""
     first, *rest = Path(word).parts or ("",)
     return Path(copied[first], *rest) if first in copied else None
 

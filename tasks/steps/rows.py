@@ -55,29 +55,17 @@ class PairRow:
 
 
 def read_prompts(path: Path) -> list[PromptRow]:
-    """Read the rows of a gated file of prompts, in its order.
-
-    Raises:
-        StorageError: missing or damaged.
-    """
+    """Read a gated file of prompts, in its order; a :class:`StorageError` if it is missing or damaged."""
     return [PromptRow(**row) for row in _read(path)]
 
 
 def read_demonstrations(path: Path) -> list[DemonstrationRow]:
-    """Read the rows of a gated file of demonstrations, in its order.
-
-    Raises:
-        StorageError: missing or damaged.
-    """
+    """Read a gated file of demonstrations, as :func:`read_prompts`."""
     return [DemonstrationRow(**row) for row in _read(path)]
 
 
 def read_pairs(path: Path) -> list[PairRow]:
-    """Read the rows of a gated file of preference pairs, in its order.
-
-    Raises:
-        StorageError: missing or damaged.
-    """
+    """Read a gated file of preference pairs, as :func:`read_prompts`."""
     return [PairRow(**row) for row in _read(path)]
 
 

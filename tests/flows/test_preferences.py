@@ -226,6 +226,7 @@ def test_every_verdict_is_kept_beside_its_answers_and_equal_answers_are_half(jud
     assert table["asked"].tolist() == (~same).tolist()
 
 
+@pytest.mark.slow  # tests/rlcore/rewards/test_pair_judge.py has the endpoint, tests/tasks/kinds the sums
 def test_an_endpoint_judges_and_its_tokens_are_priced(judged_home: Path, tmp_path: Path) -> None:
     with serving(longer_wins) as (state, url):
         state.usage = {"prompt_tokens": 100, "completion_tokens": 5}

@@ -225,6 +225,7 @@ def code_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home
 
 
+@pytest.mark.slow  # the preset `mixed` above runs programs; tests/rlcore/rewards has what they earn
 def test_the_reward_of_every_rollout_is_what_its_program_gives_on_the_hidden_tests(code_home: Path) -> None:
     tests = {
         row.prompt_id: json.loads(row.reference)["tests"]
@@ -237,6 +238,7 @@ def test_the_reward_of_every_rollout_is_what_its_program_gives_on_the_hidden_tes
     assert {0.0, 1.0} == set(rewards)  # of a copied program; those that the model mars score 0
 
 
+@pytest.mark.slow
 def test_evaluation_counts_the_programs_that_pass(code_home: Path) -> None:
     summary = json.loads((folder(code_home, "evaluate_sft") / "summary.json").read_text())
     answers = read_table(folder(code_home, "evaluate_sft") / "answers.parquet")

@@ -53,7 +53,6 @@ def import_registered(context: StageContext, model: str) -> StageResult:
 
 
 def _downloaded(config: ModelConfig, work: Path) -> ModelConfig:
-    """Download a model such as ``models:/tiny-policy@champion`` and return the config of its folder."""
     if not config.path.startswith("models:/"):
         raise ModelError(
             f"{config.path!r} is not an MLflow model URI", where="model.path", fix="use models:/<name>/<version>"

@@ -68,7 +68,6 @@ def _prepare_sampled(name: str, data: DatasetConfig, asked: tuple[str, ...], hel
 
 
 def _source_digest(config: Sections) -> Mapping[str, str]:
-    """Return digests of the dataset's sources by name."""
     (data,) = config.data.values()
     return source_digest(data)
 

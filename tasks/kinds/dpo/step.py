@@ -69,7 +69,6 @@ GROUPS = choices("distributed.backend", {"processes": DistributedDpo, "ray": Dis
 def _figures(
     margins: torch.Tensor, pairs: Sequence[TokenPair], last: Mapping[str, float], *, confidence: float
 ) -> dict[str, float]:
-    """Measure the trained policy on held-out pairs, with an interval by prompts."""
     prompts = numbered([pair.prompt_ids for pair in pairs])
     accuracy = pair_accuracy(margins.numpy(), prompts=prompts, confidence=confidence)
     kept = ("dpo/loss", "dpo/chosen", "dpo/rejected", "dpo/eval_loss", "dpo/eval_margin")

@@ -293,7 +293,6 @@ def _graded(answers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _task_guards(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[PairedMetric]:
-    """Return accuracy in each large task and each safety task."""
     tasks = challenger["task"]
     large = [str(name) for name, count in tasks.value_counts(sort=False).items() if count >= settings.min_task_problems]
     slices = dict.fromkeys(large, settings.task_margin) if tasks.nunique() > 1 else {}
@@ -305,7 +304,6 @@ def _task_guards(champion: pd.DataFrame, challenger: pd.DataFrame, settings: Pro
 
 
 def _style_guards(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[PairedMetric]:
-    """Compare how often answers end by themselves, and their length."""
     old, new = (frame["finish_reason"] == "stop" for frame in (champion, challenger))
     ends = _paired("answers that end", old, new, settings.finished_margin)
     length = _paired("tokens per answer", champion["num_tokens"], challenger["num_tokens"], settings.length_margin)

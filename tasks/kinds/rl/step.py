@@ -85,7 +85,6 @@ def _run(context: StageContext, stage: str, runtime: Runtime) -> StageResult:
 
 
 def _artifact(context: StageContext, components: Components, outcome: TrainResult, runtime: Runtime) -> StageResult:
-    """Write policy, rollouts, history, findings of the health rules, and batches of skipped steps."""
     folder = context.folder
     components.learner.save_model(context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.like_start)
     if write_model_digest(folder, stage=context.stage, model=folder / MODEL, start=context.inputs[START] / MODEL):
@@ -102,7 +101,6 @@ def _artifact(context: StageContext, components: Components, outcome: TrainResul
 
 
 def _stopped(outcome: TrainResult) -> dict[str, Any] | None:
-    """Describe a stop by a health rule, for ``health.json``."""
     stop = outcome.stop
     if stop is None:
         return None
@@ -117,13 +115,7 @@ def _stopped(outcome: TrainResult) -> dict[str, Any] | None:
 
 @contextmanager
 def _open_components(context: StageContext, runtime: Runtime) -> Iterator[Components]:
-    """Open all components of a run. Engine and reward workers end when the context closes.
-
-    Raises:
-        ConfigError: a setting does not fit the model, or the engine's GPUs do not exist.
-        ModelError: a checkpoint cannot be trained.
-        SamplingError: the engine does not start.
-    """
+    """Open all components of a run. Engine and reward workers end when the context closes."""
     stage: RlStage = context.config.stage
     evaluation: EvaluationConfig = context.config.evaluation
     tokenizer = ChatTokenizer.load(context.inputs[START] / MODEL)
@@ -171,11 +163,7 @@ def _monitored(context: StageContext, config: EvaluationConfig, tokenizer: ChatT
 
 
 def _longest_text(context: StageContext, learner: LearnerProtocol, prompts: Sequence[Prompt]) -> int:
-    """Return the number of tokens of the longest prompt and its completion.
-
-    Raises:
-        ConfigError: it exceeds the model's context.
-    """
+    """Return the tokens of the longest prompt and its completion, which the model's context must hold."""
     sampling: SamplingConfig = context.config.stage.settings.sampling
     max_new_tokens = sampling.max_new_tokens
     positions = max_positions(learner.facts.config) or sys.maxsize

@@ -175,7 +175,8 @@ def test_a_tie_that_was_right_is_lost_and_one_that_was_wrong_is_not_won() -> Non
     assert compared([new, old], range(5), RetrainConfig())[2].estimate == pytest.approx(-1 / 5)
 
 
-@pytest.mark.parametrize(("num_prompts", "together"), [(100, 1), pytest.param(100, 4, marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/rlcore/evaluation has the exact tests
+@pytest.mark.parametrize(("num_prompts", "together"), [(100, 1), (100, 4)])
 def test_a_loss_of_exactly_the_margin_passes_no_more_often_than_the_level(num_prompts: int, together: int) -> None:
     """5 % of the pairs are won and 10 % lost, where the margin is 5 points: 2.5 % of the tries may pass.
 

@@ -337,6 +337,7 @@ def test_options_of_the_fallback_are_allowed_and_reach_it_alone(tmp_path: Path) 
     assert all(row.completion.startswith("####") for row in read_demonstrations(tmp_path / "eval.parquet"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real files in ../shared/data are not here")
 @pytest.mark.parametrize(
     ("kind", "adapter", "name", "counts"),
