@@ -57,7 +57,7 @@ def _row(shared_words: str, rows: int) -> tuple[str, ...]:
 
 def measure(rows: int, shared_words: str) -> tuple[float, float, float]:
     """Measure processor seconds, and memory before and at the peak, bytes, of one gate over ``rows`` rows."""
-    from rlcore.tasks.kinds.data.step import token_view
+    from rlcore.tasks.kinds.data.step import token_meter
     from rlcore.tasks.presets.data import ComparisonConfig, DatasetConfig
     from rlcore.tasks.steps.data import prepare_dataset
     from rlcore.text.tokenization import ChatTokenizer
@@ -67,7 +67,7 @@ def measure(rows: int, shared_words: str) -> tuple[float, float, float]:
         with (folder / "rows.jsonl").open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in make_rows(rows))
         make_tokenizer(folder / "tokenizer")
-        view = token_view(ChatTokenizer.load(folder / "tokenizer"))
+        view = token_meter(ChatTokenizer.load(folder / "tokenizer"))
         config = DatasetConfig(
             contract="prompts",
             adapter="prompts",

@@ -15,8 +15,8 @@ from rlcore.tasks.keys.plan import recorded_refs
 from rlcore.tasks.kinds.kind import stage_of_checkpoint
 from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.presets.graph import reward_models_of, start_of
-from rlcore.tasks.steps.agents import agent_errors
 from rlcore.tasks.steps.base import prepare_stage_name
+from rlcore.tasks.steps.external import agent_errors
 from rlcore.tasks.store.artifacts import ArtifactStore
 from rlcore.tasks.store.settings import Home
 

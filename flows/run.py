@@ -15,7 +15,7 @@ from rlcore.flows.presets import FOLDER, open_preset, preset_path
 from rlcore.flows.stages import promotion_stages, retrain_stages, stages
 from rlcore.tasks.keys.key_inputs import key_inputs
 from rlcore.tasks.keys.plan import cached_refs, recorded_refs
-from rlcore.tasks.kinds.facts import BASE
+from rlcore.tasks.kinds import BASE
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.presets.run import RunConfig, read_chain
 from rlcore.tasks.presets.settings import PromotionConfig, RetrainConfig

@@ -61,14 +61,10 @@ def lineage(
         num_found, lines = find_rows(home, rows)
         sys.stdout.write("\n".join(lines) + "\n")
         return 0 if num_found else 1
-    from rlcore.tasks.report.lineage_picture import draw
     from rlcore.tasks.tracking.lineage import find_lineage, tree_text
 
     tags, root = find_lineage(home, model)
     sys.stdout.write(tree_text(tags, root))
-    picture = home.root / f"lineage-{tags['name']}-{tags['version']}.svg"
-    draw(root, picture)
-    sys.stdout.write(f"picture: {picture}\n")
     return 0
 
 

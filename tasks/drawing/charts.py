@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 from xml.etree import ElementTree
@@ -53,7 +52,14 @@ def line_chart(series: Sequence[Series], *, title: str) -> str:
     drawn = [replace(each, points=points) for each in series if (points := _finite(each.points))]
     if not drawn:
         return ""
-    with svg_settings(title):
+    settings = {
+        "svg.hashsalt": title,  # so that no two charts share an id in a page, and equal points give equal bytes
+        "svg.fonttype": "none",
+        "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib
+        "font.size": 10,
+        "path.simplify": False,
+    }
+    with mpl.rc_context(cast(Any, settings)):
         figure = Figure(figsize=(_WIDTH / 72, _HEIGHT / 72))
         axes = _axes(figure)
         for number, each in enumerate(drawn):
@@ -69,21 +75,6 @@ def line_chart(series: Sequence[Series], *, title: str) -> str:
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, variable)
     return text
-
-
-def svg_settings(salt: str) -> AbstractContextManager[None]:
-    """Draw with selectable text and equal bytes on every machine.
-
-    ``salt``: unique per drawing, so that no two share an id in a page.
-    """
-    settings = {
-        "svg.hashsalt": salt,
-        "svg.fonttype": "none",
-        "font.sans-serif": ["DejaVu Sans"],  # comes with matplotlib
-        "font.size": 10,
-        "path.simplify": False,
-    }
-    return mpl.rc_context(cast(Any, settings))
 
 
 def _finite(points: Sequence[Point]) -> list[Point]:
@@ -116,7 +107,6 @@ def _draw(axes: Axes, name: str, series: Series) -> None:
 
 
 def _limit(axes: Axes, points: Sequence[Point]) -> None:
-    """Set rounded limits; a flat curve is centered."""
     first, last = min(p.x for p in points), max(p.x for p in points)
     ends = [end for p in points for end in (p.y, p.low, p.high) if end is not None]
     low, high = min(ends), max(ends)

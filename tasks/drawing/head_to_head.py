@@ -13,7 +13,7 @@ from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.plots import COLOURS
 
 History = Sequence[Mapping[str, float]]
-Budget = Literal["samples", "tokens", "seconds"]
+Budget = Literal["samples", "seconds"]
 
 
 @dataclass(frozen=True, kw_only=True)

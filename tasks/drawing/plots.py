@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rlcore.tasks.drawing.levels import format_level
-from rlcore.tasks.drawing.over_optimisation import Point
+from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.store.storage import read_json
 
 mpl.use("Agg")  # no display on a worker
 History = Sequence[Mapping[str, float]]
@@ -39,6 +40,12 @@ def loss_curve(history: History, name: str, path: Path, *, title: str) -> None:
     _line(figure.subplots(), history, name)
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
+
+
+def draw_loss(result: Result, folder: Path, *, metric: str) -> str:
+    """Write ``loss.png``: the loss of a stage over steps."""
+    loss_curve(read_json(result.data / "history.json"), metric, folder / "loss.png", title=result.stage)
+    return ""
 
 
 def accuracy_bars(figures: Mapping[str, tuple[float, float, float]], path: Path, *, title: str) -> None:
@@ -82,25 +89,6 @@ def comparison_curves(histories: Mapping[str, History], path: Path, *, title: st
             axis.set_xlabel("iteration")
             axis.legend()
     left.set_ylim(0, 1.02)
-    figure.suptitle(title)
-    figure.savefig(path, dpi=110)
-
-
-def paid_and_held_out(points: Sequence[Point], path: Path, *, title: str) -> None:
-    """Plot the training reward and the held-out accuracy of a run against the square root of its KL."""
-    figure = Figure(figsize=(6, 4), layout="constrained")
-    paid = figure.subplots()
-    held_out = paid.twinx()
-    distance = [point.distance for point in points]
-    paid.plot(distance, [point.paid for point in points], color=BLUE, marker="o", markersize=3)
-    means = [point.held_out for point in points]
-    ends = ([point.held_out - point.low for point in points], [point.high - point.held_out for point in points])
-    # Bars, not a band: the KL of a run may decrease again.
-    held_out.errorbar(distance, means, yerr=np.clip(ends, 0.0, None), color=ORANGE, marker="o", markersize=3, capsize=2)
-    paid.set_xlabel("square root of the KL (nats per completion)")
-    paid.set_ylabel("paid: reward/mean", color=BLUE)
-    held_out.set_ylabel("held out: eval/accuracy", color=ORANGE)
-    held_out.set_ylim(0, 1.02)
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
 

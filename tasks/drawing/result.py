@@ -24,3 +24,17 @@ class Result:
 
 Draw = Callable[[Result, Path], str]
 """Writes pages and plots into a folder; gives the Markdown for the flow run's page, or an empty text."""
+
+Folders = Mapping[str, Path]
+_FILES = {  # by which a stage of a kind is recognized
+    "rl": "health.json",
+    "reward_model": "reliability.json",
+    "rejection": "rejection.json",
+    "win_rate": "win_rate.json",
+    "benchmark": "benchmark.json",
+}
+
+
+def of_kind(kind: str, folders: Folders) -> dict[str, Path]:
+    """Return the stages of a kind among artifacts, in their order."""
+    return {name: folder for name, folder in folders.items() if (folder / _FILES[kind]).is_file()}

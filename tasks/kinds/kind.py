@@ -11,8 +11,7 @@ from typing import Any
 from rlcore.errors import ConfigError
 from rlcore.hardware.memory_plan import ModelSize
 from rlcore.tasks.drawing.result import Draw
-from rlcore.tasks.kinds import load, table_name
-from rlcore.tasks.kinds.facts import BASE
+from rlcore.tasks.kinds import BASE, load, table_name
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, chosen_by, sections_of, stage_sections
 from rlcore.tasks.steps.base import StageContext, StageResult, prepare_stage_name
@@ -152,17 +151,9 @@ def _keeps_no_state(stage: Any) -> str:
 
 def own_sections(name: str, *others: str, data: tuple[str, ...] = ()) -> Callable[[RunConfig], Sections]:
     """Select the settings of the stage ``name``, datasets, and others, with ``hardware`` if a model computes."""
-    return partial(_own_sections, name, others, data)
+    return partial(stage_sections, stage=name, names=others, data=data)
 
 
 def sections(*names: str) -> Callable[[RunConfig], Sections]:
     """Select sections of a preset, including ``hardware`` if a model computes."""
-    return partial(_sections, names)
-
-
-def _own_sections(name: str, others: tuple[str, ...], data: tuple[str, ...], config: RunConfig) -> Sections:
-    return stage_sections(config, name, *others, data=data)
-
-
-def _sections(names: tuple[str, ...], config: RunConfig) -> Sections:
-    return sections_of(config, *names)
+    return partial(sections_of, names=names)

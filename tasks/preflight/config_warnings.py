@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from rlcore.config import RlConfig
-from rlcore.tasks.kinds.facts import StageConfig
+from rlcore.tasks.kinds import StageConfig
 from rlcore.tasks.kinds.win_rate.kind import DISJOINT, WinRateStage, shared_pairs
 from rlcore.tasks.presets.graph import data_of, evaluated_data, gold_pairs_of, human_pairs_of
 from rlcore.tasks.presets.run import RunConfig

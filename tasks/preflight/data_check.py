@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from rlcore.data_contracts.adapters.convert import contract_of, is_generator
+from rlcore.data_contracts.adapters.expressions import Kind
 from rlcore.data_contracts.adapters.layouts import LAYOUTS
 from rlcore.data_contracts.adapters.recognition import (
     Fit,
@@ -26,15 +27,15 @@ from rlcore.data_contracts.adapters.recognition import (
     with_reference,
 )
 from rlcore.data_contracts.adapters.table import ADAPTERS
-from rlcore.data_contracts.adapters.targets import Kind
 from rlcore.data_contracts.contracts import code_tasks
 from rlcore.data_contracts.gate.files import READERS
 from rlcore.data_contracts.gate.reading import ENDINGS, read_source
+from rlcore.data_contracts.gate.token_budget import TokenMeter
 from rlcore.errors import ConfigError, DataError
 from rlcore.rewards.base import VERIFIERS
 from rlcore.tasks.presets.data import DatasetConfig, too_few_held_out
 from rlcore.tasks.presets.graph import NO_GRADERS, Graders
-from rlcore.tasks.steps.data import TokenView, Use, prepare_dataset
+from rlcore.tasks.steps.data import Use, prepare_dataset
 from rlcore.tasks.steps.data_source import contract_errors, ignored_path
 from rlcore.tasks.steps.references import unusable
 from rlcore.tasks.store.settings import Home
@@ -57,7 +58,7 @@ _CONTRACTS: Mapping[Kind, ContractName] = {
 _MATH = Graders(kinds=("math",))
 _EXAMPLES = 5  # quarantined rows that are shown
 ANY_LENGTH = 10**9
-NO_TOKENIZER = TokenView(
+NO_TOKENIZER = TokenMeter(
     encode=lambda texts: [text.encode("utf-8", "replace") for text in texts],
     prompt_lengths=lambda conversations: [1] * len(conversations),
     max_prompt_tokens=lambda conversations: [1] * len(conversations),

@@ -144,11 +144,11 @@ def _findings(asked: str, state: str) -> tuple[list[str], list[str], int]:
 
     ``state``: digests of rows, tokenizer and code, which decide besides the settings.
     """
-    from rlcore.tasks.kinds.data.step import token_view  # brings pandas and transformers
+    from rlcore.tasks.kinds.data.step import token_meter  # brings pandas and transformers
     from rlcore.tasks.preflight.row_checks import tried
 
     found = json.loads(asked)
-    tokens = token_view(ModelFiles(source=found["files"]).tokenizer()) if found["files"] else None
+    tokens = token_meter(ModelFiles(source=found["files"]).tokenizer()) if found["files"] else None
     data = build(DatasetConfig, found["data"])
     graders = build(Graders, found["graders"])
     errors, notes, is_divided = tried(found["key"], found["which"], data, tokens, graders=graders)

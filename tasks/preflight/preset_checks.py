@@ -15,7 +15,7 @@ from rlcore.errors import ConfigError, PromotionError, RlcoreError
 from rlcore.rewards.pair_judge import make_pair_judge
 from rlcore.rewards.table import placeholder_model, reward_errors
 from rlcore.tasks.keys.machine import known_machine
-from rlcore.tasks.kinds.facts import BASE, StageConfig
+from rlcore.tasks.kinds import BASE, StageConfig
 from rlcore.tasks.kinds.kind import kind_of
 from rlcore.tasks.preflight.model_facts import ModelFacts
 from rlcore.tasks.presets.data import HUB, POLICY
@@ -32,7 +32,6 @@ from rlcore.tasks.presets.graph import (
 )
 from rlcore.tasks.presets.run import RunConfig, collect_error
 from rlcore.tasks.presets.settings import EvaluationConfig, TrackingConfig
-from rlcore.tasks.steps.agents import agent_errors
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.steps.data_source import (
     check_options,
@@ -43,7 +42,7 @@ from rlcore.tasks.steps.data_source import (
     resolve_adapter,
     rows_sha256,
 )
-from rlcore.tasks.steps.episodes import environment_errors
+from rlcore.tasks.steps.external import agent_errors, environment_errors
 from rlcore.tasks.store.approvers import read_approvers
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.prices import kind_of_machine, prices_path, read_prices

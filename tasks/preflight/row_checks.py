@@ -17,17 +17,16 @@ from rlcore.data_contracts.gate.reading import Items, Source, Wanted
 from rlcore.data_contracts.gate.records import Quarantined, SourceRow, canonical_json
 from rlcore.data_contracts.gate.row_rules import RowCheckConfig, check_rows
 from rlcore.data_contracts.gate.stream import Batch, RowFn, RowStream
+from rlcore.data_contracts.gate.token_budget import TokenMeter
 from rlcore.errors import RlcoreError
 from rlcore.tasks.preflight.data_check import ANY_LENGTH, NO_TOKENIZER
 from rlcore.tasks.presets.data import HUB, DatasetConfig
 from rlcore.tasks.presets.graph import Graders
 from rlcore.tasks.steps.data import (
-    TokenView,
     cached_hub_source,
     is_exact,
     open_stream,
     reference_screen,
-    token_meter,
 )
 
 SAMPLE = 300
@@ -61,7 +60,7 @@ class Trial:
 
 
 def tried(
-    key: str, which: str, data: DatasetConfig, tokens: TokenView | None, *, graders: Graders
+    key: str, which: str, data: DatasetConfig, tokens: TokenMeter | None, *, graders: Graders
 ) -> tuple[list[str], list[str], bool]:
     """Return errors of the first rows of a file, sentences about rows that a run will quarantine, and True if rows
     name their side.
@@ -100,7 +99,7 @@ def tried(
 
 
 def _trial(
-    stream: RowStream, contract: Contract, data: DatasetConfig, tokens: TokenView | None, *, graders: Graders
+    stream: RowStream, contract: Contract, data: DatasetConfig, tokens: TokenMeter | None, *, graders: Graders
 ) -> Trial:
     source, counted, columns = _head(stream.source)
     limit = data.max_tokens if tokens else ANY_LENGTH
@@ -116,8 +115,7 @@ def _trial(
             is_left |= bool(batch.rows)
             is_grouped &= not group or all(group_of(row, group) is not None for row in batch.rows)
             asked += [pair for row in batch.rows if all(map(str.strip, pair := _question_and_reference(row)))]
-            meter = token_meter(tokens or NO_TOKENIZER)
-            checked = check_rows(batch, contract, terms, meter=meter, where=data.path).refused
+            checked = check_rows(batch, contract, terms, meter=tokens or NO_TOKENIZER, where=data.path).refused
             refused += [*checked.values(), *((one, True) for one in _repeated(batch, contract, checked, known))]
     if is_left:
         refused = [each for each in refused if not each[0].reason.startswith(LEFT_OUT)]

@@ -17,8 +17,7 @@ from rlcore.config.sampling import SamplingConfig
 from rlcore.errors import ConfigError
 from rlcore.rewards.base import VERIFIERS
 from rlcore.strict_config import OneOf
-from rlcore.tasks.kinds import KINDS, load
-from rlcore.tasks.kinds.facts import BASE, StageConfig
+from rlcore.tasks.kinds import BASE, KINDS, StageConfig, load
 from rlcore.tasks.presets.data import POLICY
 
 if TYPE_CHECKING:

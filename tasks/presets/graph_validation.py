@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rlcore.config import RewardTerm, player_of
-from rlcore.tasks.kinds.facts import BASE, PRODUCTS, Rows, StageConfig
+from rlcore.tasks.kinds import BASE, PRODUCTS, Rows, StageConfig
 from rlcore.tasks.presets.data import POLICY
 from rlcore.tasks.presets.graph import (
     REGISTRY,
@@ -96,7 +96,6 @@ def _data(config: RunConfig) -> Iterator[str]:
 
 
 def _start(config: RunConfig, key: str, start: str) -> Iterator[str]:
-    """Check that the checkpoint exists; ``key``: the setting that names it."""
     if start in config.stages and config.stages[start].produces != "checkpoint":
         made = PRODUCTS[config.stages[start].produces]
         known = listed(_policies(config))
@@ -154,7 +153,6 @@ def _human_pairs(config: RunConfig, path: str, stage: StageConfig) -> Iterator[s
 
 
 def _rows(config: RunConfig, wanted: Rows) -> list[str]:
-    """Return the datasets, and the stages that make some, with rows of this type."""
     found = [
         name
         for name, data in config.data.items()
@@ -258,7 +256,6 @@ def _episodes(config: RunConfig) -> Iterator[str]:
 
 
 def _players(config: RunConfig) -> list[str]:
-    """Return the stages whose policies call tools, themselves or through an agent."""
     found = {name: own for name, stage in config.stages.items() if (own := sampling_of(stage))}
     return [name for name, own in found.items() if player_of(own.episodes, own.agent) != "none"]
 

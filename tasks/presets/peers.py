@@ -124,7 +124,6 @@ def _stage_of(path: str) -> str:
 
 
 def _kinds(node: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and the ``kind`` of each table that has one."""
     if isinstance(node, Mapping) and isinstance(node.get("kind"), str):
         yield path, node["kind"]
     if isinstance(node, Mapping | list):

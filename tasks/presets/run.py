@@ -18,7 +18,7 @@ from rlcore.config.health import HealthConfig
 from rlcore.config.sampling import EngineConfig, SamplingConfig
 from rlcore.errors import ConfigError, RlcoreError
 from rlcore.strict_config import NonNegativeInt, build_partly, config_error
-from rlcore.tasks.kinds.facts import StageConfig
+from rlcore.tasks.kinds import StageConfig
 from rlcore.tasks.presets.data import DatasetConfig, resolve_paths
 from rlcore.tasks.presets.graph import AnyStage
 from rlcore.tasks.presets.graph_validation import graph_errors
@@ -201,7 +201,6 @@ def read_chain(path: Path, library: Path | None) -> dict[Path, dict[str, Any]]:
 
 
 def _base_of(document: Mapping[str, Any], path: Path, library: Path | None) -> Path | None:
-    """Return the file of the preset that a document extends, or None."""
     base = document.get("extends")
     if base is None:
         return None
@@ -222,7 +221,6 @@ def _base_of(document: Mapping[str, Any], path: Path, library: Path | None) -> P
 
 
 def _key_list(document: dict[str, Any], name: str, path: Path) -> list[str]:
-    """Remove the list of keys ``name`` from a document and return it; empty if it is absent."""
     found = document.pop(name, [])
     if not isinstance(found, list) or not all(isinstance(key, str) for key in found):
         fix = f'write {name} = ["stages.ppo", "promotion"]'
@@ -240,7 +238,6 @@ def _drop_old_license(old: Mapping[str, Any], new: dict[str, Any]) -> None:
 
 
 def _missing(document: Mapping[str, Any], keys: Sequence[str]) -> dict[str, str]:
-    """Return an error for each key of a list that a document lacks."""
     missing = {}
     model = document.get("model")
     has_path = not isinstance(model, Mapping) or model.get("source") != "scratch"
@@ -264,7 +261,6 @@ def _located(document: dict[str, Any], folder: Path, library: Path | None, merge
 
 
 def _drop_keys(document: dict[str, Any], keys: Sequence[str], *, where: str) -> None:
-    """Remove keys such as ``stages.ppo`` from a document."""
     for key in keys:
         *parents, leaf = key.split(".")
         holder: Any = document

@@ -61,12 +61,12 @@ class Sections:
         return {key: path for name, section in self.declared.items() for key, path in _files(name, section)}
 
 
-def sections_of(config: RunConfig, *names: str) -> Sections:
+def sections_of(config: RunConfig, names: Iterable[str]) -> Sections:
     """Return the named sections of a preset; an evaluation comes without its engine, see :func:`section_of`."""
     return Sections({name: section_of(config, name) for name in names})
 
 
-def stage_sections(config: RunConfig, stage: str, *names: str, data: Iterable[str] = ()) -> Sections:
+def stage_sections(config: RunConfig, stage: str, *, names: Iterable[str] = (), data: Iterable[str] = ()) -> Sections:
     """Return the settings of a stage as ``stage``, with its engine, ``data`` sets, and other sections.
 
     The rows of its data sets count by their digests, whatever number is requested.
@@ -77,7 +77,7 @@ def stage_sections(config: RunConfig, stage: str, *names: str, data: Iterable[st
     )
 
 
-def data_sections(config: RunConfig, name: str, *names: str) -> Sections:
+def data_sections(config: RunConfig, *, name: str, names: Iterable[str] = ()) -> Sections:
     """Return a dataset as ``data``, a table of it alone, and the named sections."""
     data = config.data[name]
     data = replace(data, system_prompt=data.system_prompt or config.model.system_prompt)

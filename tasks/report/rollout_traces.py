@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlcore.tasks.drawing.artifact_kinds import Folders, rl_runs
+from rlcore.tasks.drawing.result import Folders, of_kind
 from rlcore.tasks.report.run_data import Pairs, changed_samples
 from rlcore.tasks.store.storage import read_table
 from rlcore.tasks.tracking.traces import Step, Trace
@@ -21,7 +21,7 @@ _EXTREMES, _CHANGED = 2, 2  # of each choice; a trace costs 60 ms of processor t
 
 def rollout_traces(name: str, folders: Folders, pairs: Pairs) -> list[Trace]:
     """Return the traces of the RL stage ``name``, most informative first; ``pairs`` names its starting checkpoint."""
-    tables = sorted((rl_runs(folders)[name] / "rollouts").glob("*.parquet"))
+    tables = sorted((of_kind("rl", folders)[name] / "rollouts").glob("*.parquet"))
     if not tables:
         return []
     last = _scored(tables[-1])
@@ -45,7 +45,6 @@ def _scored(path: Path) -> list[dict[str, Any]]:
 
 
 def _phases(tables: list[Path]) -> Iterator[Trace]:
-    """Return the median rollout, by reward, of the first and the last iteration."""
     for path in dict.fromkeys((tables[0], tables[-1])):
         if rows := _scored(path):
             yield _trace("middle", rows[len(rows) // 2])
@@ -90,7 +89,6 @@ def _turns(row: Mapping[str, Any]) -> tuple[Step, ...]:
 
 
 def _changed(name: str, folders: Folders, pairs: Pairs) -> Iterator[Trace]:
-    """Return the held-out answers that differ most from those of the starting checkpoint."""
     for block in changed_samples(folders, pairs):
         if (block["label"], block["kind"]) == (name, "most changed"):
             for row in block["rows"][:_CHANGED]:

@@ -15,9 +15,9 @@ import pandas as pd
 
 from rlcore.evaluation.paired_tests import PairedDifference, paired_difference
 from rlcore.models.seal import is_unchanged
-from rlcore.tasks.drawing.artifact_kinds import Folders, rl_runs
 from rlcore.tasks.drawing.charts import Point, Series, line_chart
 from rlcore.tasks.drawing.levels import format_level
+from rlcore.tasks.drawing.result import Folders, of_kind
 from rlcore.tasks.kinds.compare.step import evaluations_in, greedy_answers
 from rlcore.tasks.report.run_info import held_out_shape
 from rlcore.tasks.steps.rows import read_episodes, read_prompts
@@ -47,7 +47,7 @@ _SHOWN = 3  # samples of each kind
 
 def histories_of(folders: Folders) -> dict[str, History]:
     """Return the histories of the RL runs by label, in the order of the runs."""
-    return {name: read_json(folder / "history.json") for name, folder in rl_runs(folders).items()}
+    return {name: read_json(folder / "history.json") for name, folder in of_kind("rl", folders).items()}
 
 
 def curves(histories: Mapping[str, History], *, confidence: float) -> list[dict[str, str]]:
@@ -144,7 +144,7 @@ def changed_samples(folders: Folders, pairs: Pairs) -> list[dict[str, Any]]:
     """Return an RL run's answers next to those of its start: fixed, broken, and with the most changed words."""
     evaluations, starts, prompts = evaluations_in(folders), dict(reversed(pairs)), _prompts(folders)
     found = []
-    for name in rl_runs(folders):
+    for name in of_kind("rl", folders):
         old = starts[name]
         if name not in evaluations or old not in evaluations or not prompts:
             continue
@@ -181,7 +181,7 @@ def _prompts(folders: Folders) -> dict[str, str]:
 def extreme_rollouts(folders: Folders) -> list[dict[str, Any]]:
     """Return the completions with best and worst reward of each run's last iteration, with reward terms and forks."""
     found = []
-    for name, folder in rl_runs(folders).items():
+    for name, folder in of_kind("rl", folders).items():
         last = int(read_json(folder / "history.json")[-1]["iteration"])
         frame = read_episodes(folder / "rollouts" / f"iteration-{last:05d}.parquet")
         ranked = frame[frame["value"].notna()].sort_values("value", ascending=False, kind="stable")
@@ -200,7 +200,7 @@ def gates(folders: Folders) -> list[dict[str, Any]]:
 
 def health(folders: Folders) -> list[dict[str, Any]]:
     """Return the findings of the health rules in each RL run, and trained models with the weights of their start."""
-    found, none = rl_runs(folders), dict[str, Any](findings=[], stopped=None)
+    found, none = of_kind("rl", folders), dict[str, Any](findings=[], stopped=None)
     return [
         {"label": name, "unchanged": same, **(read_json(folder / "health.json") if name in found else none)}
         for name, folder in folders.items()
@@ -210,7 +210,7 @@ def health(folders: Folders) -> list[dict[str, Any]]:
 
 def tokens_of(stage: str, folder: Path) -> float | None:
     """Return the completion tokens that a stage sampled; None if it samples or counts none."""
-    if rl_runs({stage: folder}):
+    if of_kind("rl", {stage: folder}):
         return float(sum(row.get("rollouts/tokens", 0.0) for row in read_json(folder / "history.json")))
     if stage.startswith("evaluate_"):
         return float(read_table(folder / "answers.parquet")["num_tokens"].sum())

@@ -12,7 +12,7 @@ from typing import Any
 from rlcore.config import to_dict
 from rlcore.metrics import find_metric
 from rlcore.rewards.answers import final_part, last_marked_answer
-from rlcore.tasks.drawing.artifact_kinds import Folders, reward_models, rl_runs
+from rlcore.tasks.drawing.result import Folders, of_kind
 from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.presets.graph import data_of, named_start, rewards_of, rl_of
 from rlcore.tasks.presets.run import RunConfig
@@ -120,7 +120,7 @@ def reward_model_facts(folders: Folders) -> list[dict[str, Any]]:
             "metrics": read_json(folder / "metrics.json"),
             "bins": [row for row in read_json(folder / "reliability.json") if row["num_pairs"]],
         }
-        for name, folder in reward_models(folders).items()
+        for name, folder in of_kind("reward_model", folders).items()
     ]
 
 
@@ -147,7 +147,7 @@ def held_out_shape(folder: Path) -> Answers:
 def rollout_shapes(folders: Folders) -> dict[str, tuple[Answers, Answers]]:
     """Describe the rollouts of each RL run's first and last iteration."""
     found = {}
-    for name, folder in rl_runs(folders).items():
+    for name, folder in of_kind("rl", folders).items():
         tables = sorted((folder / "rollouts").glob("*.parquet"))
         if tables:
             first, last = (read_episodes(path) for path in (tables[0], tables[-1]))

@@ -9,9 +9,9 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from rlcore.tasks.drawing.artifact_kinds import rl_runs, win_rates
 from rlcore.tasks.drawing.head_to_head import eval_points
 from rlcore.tasks.drawing.levels import format_level, other_levels
+from rlcore.tasks.drawing.result import of_kind
 from rlcore.tasks.keys.cache_keys import level_of
 from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.kinds.compare.page import accuracy_table
@@ -95,7 +95,7 @@ def publish_report(
     run.parent.log_artifact(path, "report")
     _describe_run(run, config, folders, path, known)
     for line in lines:
-        if line.name in rl_runs(folders):
+        if line.name in of_kind("rl", folders):
             log_traces(
                 run.tracker, refs[line.name].mlflow_run_id, rollout_traces(line.name, folders, contrasts(config))
             )
@@ -189,7 +189,6 @@ def render(
 
 
 def _facts(config: RunConfig, folders: Mapping[str, Path], origin: Origin) -> dict[str, Any]:
-    """Collect the inputs of the run."""
     data_sets = [config.data[name] for name in evaluated_data(config)]
     return {
         "origin": origin,
@@ -205,7 +204,6 @@ def _facts(config: RunConfig, folders: Mapping[str, Path], origin: Origin) -> di
 
 
 def _results(config: RunConfig, folders: Mapping[str, Path]) -> dict[str, Any]:
-    """Collect the results of the run."""
     histories, confidence = data.histories_of(folders), config.evaluation.confidence
     return {
         "accuracies": data.accuracies(folders),
@@ -223,7 +221,7 @@ def _results(config: RunConfig, folders: Mapping[str, Path]) -> dict[str, Any]:
         "gates": data.gates(folders),
         "promotion": read_json(folders["promote"] / "verdict.json") if "promote" in folders else None,
         "is_approved": "promote" in folders and read_approvers(find_home()).are_needed,
-        "win_rates": [read_json(folder / "win_rate.json") for folder in win_rates(folders).values()],
+        "win_rates": [read_json(folder / "win_rate.json") for folder in of_kind("win_rate", folders).values()],
     }
 
 

@@ -1,4 +1,4 @@
-"""Terminal summary of a run: seconds per stage, comparison, links."""
+"""Results of a run, a preset or a model on the terminal: seconds per stage, comparison, rewards, locations of files."""
 
 from __future__ import annotations
 
@@ -10,36 +10,29 @@ from rlcore.models.seal import is_unchanged
 from rlcore.tasks.keys.earlier_results import own_work
 from rlcore.tasks.keys.plan import PlanRow
 from rlcore.tasks.run.pages import page_folder
+from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.artifacts import CLEANED, ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import Record, StageCache, describe_machine
 from rlcore.tasks.store.markdown import on_terminal
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import read_json
 from rlcore.tasks.tracking.database import database_of, stored_versions
 from rlcore.tasks.tracking.lineage import read_records, record_of
 from rlcore.tasks.tracking.registry import CANDIDATE, read_version
 
 _TITLE_WITHIN = 2000  # characters of a report's page
-_OF_VERSIONS = (
-    "preset",
-    "promoted_over",
-    "verdict",
-    "awaits",
-    "rolled_back",
-    "parents",
-    "sha256",
-)  # tags that are shown
+_OF_VERSIONS = ("preset", "promoted_over", "verdict", "awaits", "rolled_back", "parents", "sha256")  # shown tags
 
 
 def summarise(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, seconds: float) -> str:
     """Format a table of the stages with their original seconds, followed by the comparison's page."""
     from rlcore.tasks.report.run_page import last_report  # what a run has imported, and show would for nothing
-    from rlcore.tasks.report.terminal_summary import conclusion_lines, place_lines, rl_lines
 
     lines = ["", *_stage_lines(home, refs), f"{'total':<24}{seconds:9.1f}", *_comparison(home, preset, refs)]
-    lines += [*rl_lines(home, refs), "", *place_lines(home, preset, refs, report=last_report(home))]
+    lines += [*_rl_lines(home, refs), "", *_place_lines(home, preset, refs, report=last_report(home))]
     lines.append(f"{'open the UIs':<24}rlcore ui")
     if "compare" in refs:
-        lines += ["", *conclusion_lines(home.root / refs["compare"].uri)]
+        lines += ["", *_conclusion_lines(home.root / refs["compare"].uri)]
     return "\n".join(lines) + "\n"
 
 
@@ -132,7 +125,6 @@ def _comparison(home: Home, preset: str, refs: Mapping[str, ArtifactRef]) -> lis
 
 
 def _reports(home: Home, preset: str) -> list[str]:
-    """Return the path of the newest report of the preset's runs."""
     title = f"<title>{escape(preset)}: run report</title>"
     found = sorted((home.root / "reports").glob("*/*.html"), key=lambda path: path.stat().st_mtime, reverse=True)
     own = next((path for path in found if title in _head(path)), None)
@@ -142,3 +134,56 @@ def _reports(home: Home, preset: str) -> list[str]:
 def _head(path: Path) -> str:
     with path.open(encoding="utf-8") as file:
         return file.read(_TITLE_WITHIN)
+
+
+def _rl_lines(home: Home, refs: Mapping[str, ArtifactRef]) -> Iterator[str]:
+    """Return a line per RL run: mean reward, and fractions of truncated and formatted rollouts, first and last."""
+    from rlcore.tasks.report.run_info import rollout_shapes
+
+    folders = {name: home.root / ref.uri for name, ref in refs.items()}
+    shapes = rollout_shapes(folders)
+    if shapes:
+        yield ""
+        yield f"{'first -> last iteration':<24}{'reward':>18}{'truncated':>18}{'formatted':>18}"
+    for name, (first, last) in shapes.items():
+        history = read_json(folders[name] / "history.json")
+        reward = f"{history[0]['reward/mean']:.3f} -> {history[-1]['reward/mean']:.3f}"
+        cut, marked = (
+            f"{a:.1%} -> {b:.1%}" for a, b in ((first.truncated, last.truncated), (first.marked, last.marked))
+        )
+        yield f"{name:<24}{reward:>18}{cut:>18}{marked:>18}"
+
+
+def _place_lines(home: Home, preset: str, refs: Mapping[str, ArtifactRef], *, report: Path | None) -> Iterator[str]:
+    path = database_of(home)
+    versions = stored_versions(path, {f"{preset}-{name}" for name in ("base", *refs)}) if path else []
+    names = {each.sha256: f"{each.name}/{each.version}" for each in versions}
+    newest = ""
+    for stage, ref in refs.items():
+        folder = home.root / ref.uri / MODEL
+        if ref.kind != "dataset" and folder.is_dir():
+            newest = names.get(ref.sha256, newest) if ref.kind != "reward_model" else newest
+            yield f"{'model ' + stage:<24}{names.get(ref.sha256, ''):<20}  {_short(folder)}"
+    if report:
+        yield f"{'report':<24}{_short(report)}"
+    if newest:
+        yield f"{'use a model':<24}rlcore serve {newest}; rlcore export {newest} FOLDER"
+
+
+def _conclusion_lines(folder: Path) -> Iterator[str]:
+    from rlcore.tasks.kinds.compare.page import first_contrasts
+
+    differences = read_json(folder / "comparison.json")["differences"]
+    for new, old in first_contrasts(differences):
+        found = differences[f"{new} - {old}"]["difference"]
+        mean, low, high = (100.0 * found[name] for name in ("mean", "low", "high"))
+        if low > 0.0:
+            yield f"{new} solves {mean:.0f} points more than {old} [{low:.0f}, {high:.0f}]"
+        elif high < 0.0:
+            yield f"{new} solves {-mean:.0f} points fewer than {old} [{-high:.0f}, {-low:.0f}]"
+        else:
+            yield f"{new} is not told apart from {old}: {mean:+.0f} points [{low:+.0f}, {high:+.0f}]"
+
+
+def _short(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -32,28 +32,11 @@ from rlcore.tasks.steps.code_tasks import test_suite_filter
 from rlcore.tasks.steps.data_source import check_options, contract_errors, hub_parts, hub_snapshot, resolve_adapter
 from rlcore.tasks.steps.references import references_screen
 from rlcore.tasks.store.storage import table_writer, write_bytes, write_json
-from rlcore.types import Message
 
 # Trials of reference answers by the grader, and of code tasks by their solutions.
 SCREENS: Mapping[str, Callable[..., AbstractContextManager[RowFilter | None]]] = choices(
     "data.screen", {"none": nullcontext, "references": references_screen, "tests": test_suite_filter}
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenView:
-    """Properties of a tokenizer that the gate needs; see :class:`rlcore.data_contracts.gate.token_budget.TokenMeter`.
-
-    ``encode``: token ids of each text, never special tokens. ``prompt_lengths``: numbers of tokens of conversations,
-    with their template and generation prompt; ``max_prompt_tokens``, ``max_text_tokens``: upper bounds of these
-    numbers. ``special_tokens``: as text.
-    """
-
-    encode: Callable[[Sequence[str]], Sequence[Sequence[int]]]
-    prompt_lengths: Callable[[Sequence[Sequence[Message]]], Sequence[int]]
-    max_prompt_tokens: Callable[[Sequence[Sequence[Message]]], Sequence[int]]
-    max_text_tokens: Callable[[str], int]
-    special_tokens: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +57,7 @@ def prepare_dataset(
     config: DatasetConfig,
     *,
     seed: int,
-    tokens: TokenView,
+    tokens: TokenMeter,
     folder: Path,
     use: Use | None = None,
 ) -> GateReport:
@@ -138,7 +121,7 @@ def open_stream(
 
 
 def prepare_source(
-    kind: Kind, source: Source, limits: GateLimits, *, adapter: str, tokens: TokenView, folder: Path
+    kind: Kind, source: Source, limits: GateLimits, *, adapter: str, tokens: TokenMeter, folder: Path
 ) -> GateReport:
     """Gate rows that are already read or generated; raise as :func:`prepare_dataset`."""
     with contract_errors():
@@ -159,7 +142,7 @@ def _prepare(
     contract: Contract,
     limits: GateLimits,
     *,
-    tokens: TokenView,
+    tokens: TokenMeter,
     folder: Path,
     screen: Callable[[], AbstractContextManager[RowFilter | None]],
 ) -> GateReport:
@@ -173,7 +156,7 @@ def _prepare(
                 write(frame[frame["split"] == split])
 
         screened = replace(limits, screen=looked)
-        result = data_gate.check(stream, contract, screened, meter=token_meter(tokens), sink=sink)
+        result = data_gate.check(stream, contract, screened, meter=tokens, sink=sink)
         _write_report(result, folder, where=stream.source.name)
     return result.report
 
@@ -239,18 +222,3 @@ def cached_hub_source(path: str, *, limit: int) -> Source | None:
         return source_of(path, list(islice(rows, limit)))
     except (OSError, ValueError, datasets.exceptions.DatasetsError):  # only other splits are there, or a part
         return None
-
-
-def token_meter(tokens: TokenView) -> TokenMeter:
-    """Return the functions of a tokenizer for contracts, which know no messages of rlcore."""
-
-    def conversations(found: Sequence[Messages]) -> list[list[Message]]:
-        return [[Message(role=turn["role"], content=turn["content"]) for turn in one] for one in found]  # type: ignore[arg-type]  # roles passed the contract
-
-    return TokenMeter(
-        encode=tokens.encode,
-        prompt_lengths=lambda found: tokens.prompt_lengths(conversations(found)),
-        max_prompt_tokens=lambda found: tokens.max_prompt_tokens(conversations(found)),
-        max_text_tokens=tokens.max_text_tokens,
-        special_tokens=tokens.special_tokens,
-    )

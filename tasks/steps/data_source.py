@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from rlcore.data_contracts.errors import ContractError
 from rlcore.data_contracts.gate.files import require_file, row_files
 from rlcore.errors import ConfigError, DataError, StorageError
 from rlcore.tasks.presets.data import HUB, POLICY, DatasetConfig
-from rlcore.tasks.steps.files import by_name
 from rlcore.tasks.store.code_hash import closure_digest, source_digests
 from rlcore.tasks.store.remembered import remembered
 from rlcore.tasks.store.storage import file_sha256
@@ -194,6 +193,14 @@ def hub_snapshot(path: str) -> Path | None:
     name = "--".join(("datasets", *parts["name"].split("/")))
     folder = Path(constants.HF_HUB_CACHE) / name / "snapshots" / parts["revision"]
     return folder if folder.is_dir() else None
+
+
+def by_name(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the digests of files by name; files of one name share an entry."""
+    found: dict[str, str] = {}
+    for name, digest in dict.fromkeys(pairs):
+        found[name] = f"{found[name]} {digest}" if name in found else digest
+    return found
 
 
 @contextmanager

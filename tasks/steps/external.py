@@ -1,20 +1,28 @@
-"""Dependencies of stages that sample and score, outside of this code and of their inputs."""
+"""Dependencies of stages that sample and score, outside of this code and of their inputs: their digests and errors."""
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Mapping, Sequence
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from hashlib import sha256
+from pathlib import Path
 
-from rlcore.config import RewardTerm, RlConfig
-from rlcore.errors import StorageError
+from rlcore.agents.program import files_below, open_program
+from rlcore.config import AgentConfig, EpisodeConfig, RewardTerm, RlConfig
+from rlcore.errors import ConfigError, DataError, StorageError
 from rlcore.rewards.other_interpreter import packages
 from rlcore.tasks.presets.graph import sampling_of, terms_of
-from rlcore.tasks.presets.sections import Sections
-from rlcore.tasks.steps.agents import agent_digests
+from rlcore.tasks.presets.run import RunConfig, collect_error
+from rlcore.tasks.presets.sections import Sections, section_of
 from rlcore.tasks.steps.algorithm_facts import uses_critic
-from rlcore.tasks.steps.episodes import episodes_digests
-from rlcore.tasks.steps.files import by_name, file_digest, files_of
+from rlcore.tasks.steps.data_source import by_name
+from rlcore.tasks.store.artifacts import file_sha256
 from rlcore.tasks.store.code_hash import source_digests
 
 
@@ -37,10 +45,15 @@ def terms_digests(terms: Sequence[RewardTerm]) -> list[tuple[str, str]]:
         ConfigError: an interpreter does not start.
     """
     modules = sorted({(term.module, term.python) for term in terms if term.module})
-    files = [file_digest(path) for term in terms for path in files_of(term)]
+    read = [path for term in terms for path in term.files]
+    read += [str(term.options["template"]) for term in terms if term.kind == "judge" and term.options.get("template")]
     pythons = sorted({term.python for term in terms if term.python})
     installed = [(f"packages of {python}", _digest_of(python)) for python in pythons]
-    return [*(pair for module, python in modules for pair in _code_of(module, python)), *installed, *files]
+    return [
+        *(pair for module, python in modules for pair in _code_of(module, python)),
+        *installed,
+        *map(_file_digest, read),
+    ]
 
 
 def _code_of(module: str, python: str) -> list[tuple[str, str]]:
@@ -69,8 +82,7 @@ def external_digest(config: Sections) -> Mapping[str, str]:
     terms, sampling = [*terms_of(config.stage).values()], sampling_of(config.stage)
     assert sampling is not None
     terms += config.declared["evaluation"].terms if "evaluation" in config.declared else []
-    played = [*episodes_digests(sampling.episodes), *agent_digests(sampling.agent)]
-    return by_name([*terms_digests(terms), *played])
+    return _digests_of(terms, sampling.episodes, sampling.agent)
 
 
 def evaluation_digest(config: Sections) -> Mapping[str, str]:
@@ -79,5 +91,144 @@ def evaluation_digest(config: Sections) -> Mapping[str, str]:
     Raises:
         DataError: a file cannot be read.
     """
-    played = [*episodes_digests(config.episodes), *agent_digests(config.declared.get("agent"))]
-    return by_name([*terms_digests(config.evaluation.terms), *played])
+    return _digests_of(config.evaluation.terms, config.episodes, config.declared.get("agent"))
+
+
+def _digests_of(terms: Sequence[RewardTerm], episodes: EpisodeConfig, agent: AgentConfig | None) -> Mapping[str, str]:
+    return by_name([*terms_digests(terms), *episodes_digests(episodes), *agent_digests(agent)])
+
+
+def agent_errors(agent: AgentConfig, path: str) -> Iterator[str]:
+    """Yield the errors in the agent of a section, each with its full key; ``path``: the section's."""
+    for key, files in (("files", agent.files), ("sandbox_read", agent.sandbox_read)):
+        for number, file in enumerate(files):
+            if not Path(file).exists():
+                yield f"{path}.{key}.{number} = {file!r}: no such file"
+    if agent.function:
+        yield from _function_errors(agent, path)
+    else:
+        yield from _command_errors(agent, path)
+    if sys.platform != "linux":
+        yield f"{path}: processes of agents are ended by means of Linux; run it on Linux"
+        return
+    with ExitStack() as stack:
+        yield from collect_error(f"{path}.sandbox", lambda: stack.enter_context(open_program(agent)))
+
+
+def agent_digests(agent: AgentConfig | None) -> list[tuple[str, str]]:
+    """Return names and digests of the files that an agent consists of: those it names, and its module's closure.
+
+    Raises:
+        DataError: a file cannot be read.
+    """
+    if agent is None:
+        return []
+    named = [word for word in agent.command if Path(word).is_absolute() and Path(word).is_file()]
+    modules = source_digests(agent.module) if agent.module else []
+    return [*modules, *(pair for file in (*agent.files, *named) for pair in _digests(Path(file)))]
+
+
+def _digests(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield names and digests of a file, or of all files and links of a folder."""
+    for each in files_below(path):
+        is_link = each.is_symlink() and each != path
+        name = str(Path(path.name, each.relative_to(path)))
+        yield name, f"link to {each.readlink()}" if is_link else _file_digest(str(each))[1]
+
+
+def _command_errors(agent: AgentConfig, path: str) -> Iterator[str]:
+    """Check that the command exists where agents run: on PATH, or in the working folder that has the files."""
+    program, copied = agent.command[0], {Path(file).name: Path(file) for file in agent.files}
+    search = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    is_relative = "/" in program and not Path(program).is_absolute()
+    inside = _source(program, copied) if is_relative else None
+    if inside and not os.access(inside, os.X_OK):
+        yield f"{path}.command = {program!r}: {inside} is not executable; chmod +x, or name its interpreter first"
+    elif not inside and (is_relative or shutil.which(program, path=agent.env.get("PATH", search)) is None):
+        yield (
+            f"{path}.command = {program!r}: no such program; install it, or add its file to files and write "
+            f"./{Path(program).name}"
+        )
+    for word in (each for each in agent.command if not Path(each).is_absolute()):
+        name = Path(word).name
+        is_path = re.fullmatch(r"[\w.][\w./-]*", word)  # no command of a shell, and no option
+        if is_path and name in copied and _source(word, copied) is None:
+            yield f"{path}.command: {word!r} is copied to the agent's own folder without folders; write {name}"
+        elif _source(word, copied) is None and word != program and Path(word).is_file():
+            yield f"{path}.command: {word!r} is a file here, and agents run in a folder of their own; add it to files"
+
+
+def _source(word: str, copied: Mapping[str, Path]) -> Path | None:
+    first, *rest = Path(word).parts or ("",)
+    return Path(copied[first], *rest) if first in copied else None
+
+
+def _function_errors(agent: AgentConfig, path: str) -> Iterator[str]:
+    module, _, name = agent.function.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything, and end its script
+        yield (
+            f"{path}.function = {agent.function!r}: cannot be imported: {error}; name a function of a module in the "
+            "current folder or on PYTHONPATH"
+        )
+        return
+    if not callable(found):
+        yield f"{path}.function = {agent.function!r}: is not a function"
+
+
+def environment_errors(config: EpisodeConfig, path: str) -> list[str]:
+    """Return the errors in the environment of a section, each with its full key; ``path``: the section's."""
+    if not config.environment:
+        return []
+    from rlcore.environments.environment import import_environment  # brings transformers
+
+    errors = [
+        f"{path}.files.{number} = {file!r}: no such file"
+        for number, file in enumerate(config.files)
+        if not Path(file).is_file()
+    ]
+    try:
+        import_environment(config.environment, config.options)
+    except ConfigError as error:
+        errors.append(f"{path}.environment: {error.what}; {error.fix}")
+    return errors
+
+
+def evaluation_sections(config: RunConfig) -> Sections:
+    """Select the sections of an evaluation: its settings, machine, engine, and the episodes of its sampling stages.
+
+    These stages agree on episodes and agent.
+    """
+    sampling = next(filter(None, map(sampling_of, config.stages.values())), None)
+    found = {name: section_of(config, name) for name in ("evaluation", "hardware")}
+    found |= {"engine": config.engine_of(config.evaluation)}
+    found |= {"episodes": sampling.episodes if sampling else EpisodeConfig()}
+    return Sections(found | ({"agent": sampling.agent} if sampling and sampling.agent else {}))
+
+
+def episodes_digests(config: EpisodeConfig) -> list[tuple[str, str]]:
+    """Return names and digests of the files that episodes depend on, besides those of the library.
+
+    These are the search corpus, the environment with its custom imports, the tool descriptions that the policy reads
+    (docstrings, which no digest of code covers), and its files.
+    Raises:
+        DataError: a file cannot be read.
+        ConfigError: the environment cannot be imported.
+    """
+    fix = "set sampling.episodes.search_corpus"
+    corpus = [_file_digest(config.search_corpus, fix=fix)] if config.search_corpus else []
+    if not config.environment:
+        return corpus
+    from rlcore.environments.environment import import_environment
+
+    schemas = import_environment(config.environment, config.options).schemas
+    read = (f"tool descriptions of {config.environment}", sha256(json.dumps(schemas).encode()).hexdigest())
+    return [*corpus, *source_digests(config.module), read, *map(_file_digest, config.files)]
+
+
+def _file_digest(path: str, *, fix: str = "") -> tuple[str, str]:
+    try:
+        return Path(path).name, file_sha256(Path(path))
+    except OSError as error:
+        raise DataError(f"cannot read a file that the preset names: {error.strerror}", where=path, fix=fix) from error

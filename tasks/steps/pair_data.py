@@ -1,20 +1,22 @@
-"""Preference pairs of a stage that trains on them, a reward model or DPO: the same rows and truncation."""
+"""Preference pairs of a stage that trains on them, a reward model or DPO: rows, tokens, halves, margins."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.base import StageContext, prepare_stage_name
 from rlcore.tasks.steps.rows import PairRow, read_pairs
-from rlcore.tasks.steps.tokenize_rows import tokenize_pairs
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.training.preferences import TokenPair
+from rlcore.training.preferences import TokenPair, different_sequences
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,3 +82,38 @@ def read_gold_pairs(context: StageContext, tokenizer: ChatTokenizer) -> list[Tok
             fix="name datasets with pairs whose winners are known, or leave gold_pairs out",
         )
     return found
+
+
+def tokenize_pairs(rows: Sequence[PairRow], tokenizer: ChatTokenizer, *, max_tokens: int) -> list[TokenPair]:
+    """Truncate both sides to the token budget. The gate has rejected pairs that become equal."""
+    pairs = []
+    for row in rows:
+        prompt_ids, chosen_ids = tokenizer.render_demonstration(row.messages, row.chosen)
+        _, rejected_ids = tokenizer.render_demonstration(row.messages, row.rejected)
+        room = max_tokens - len(prompt_ids)
+        pairs.append(
+            TokenPair(
+                prompt_ids=prompt_ids,
+                chosen_ids=chosen_ids[:room],
+                rejected_ids=rejected_ids[:room],
+                set_id=row.set_id,
+                margin=row.margin,
+                probability=row.probability,
+                weight=row.weight,
+            )
+        )
+    return pairs
+
+
+def margins_of(scores: NDArray[np.float64], pairs: Sequence[TokenPair]) -> NDArray[np.float64]:
+    """Return score(chosen) - score(rejected) of each pair [P]; ``scores`` [S]: of :func:`different_sequences`."""
+    place = {sequence: number for number, sequence in enumerate(different_sequences(pairs))}
+    chosen, rejected = ([place[pair.sides[side]] for pair in pairs] for side in (0, 1))
+    margins: NDArray[np.float64] = scores[chosen] - scores[rejected]
+    return margins
+
+
+def numbered(items: Sequence[Hashable]) -> NDArray[np.int64]:
+    """Return a number for each item, equal for equal items: the prompts of pairs, by which these are dependent."""
+    numbers = {item: number for number, item in enumerate(dict.fromkeys(items))}
+    return np.array([numbers[item] for item in items], dtype=np.int64)

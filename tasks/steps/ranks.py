@@ -1,4 +1,4 @@
-"""Learner of a supervised stage, its only component."""
+"""Learner of a supervised stage, its only component, and the report of its steps."""
 
 from __future__ import annotations
 
@@ -66,3 +66,24 @@ RANKS: Mapping[str, Callable[..., AbstractContextManager[RankPool]]] = choices(
     "distributed.backend", {"processes": _children, "ray": _of_a_cluster}
 )
 PLANS = choices("distributed.backend", {"processes": SupervisedPlan, "ray": SupervisedPlan})
+
+
+def step_reporter(
+    context: StageContext, history: list[Mapping[str, float]], name: str, *, num_steps: int
+) -> Callable[[int, Mapping[str, float]], None]:
+    """Return a reporter of steps to ``history``, MLflow and the log; ``name`` begins its metrics: ``sft/loss``.
+
+    It counts the steps itself, so that the curves of an ensemble's members follow one another.
+    """
+
+    def report(_: int, metrics: Mapping[str, float]) -> None:
+        step = len(history) + 1
+        history.append({"iteration": step, **metrics})
+        context.tracker.log_metrics(metrics, step=step)
+        if step % max(1, num_steps // 10) == 0 or step == num_steps:
+            found = [
+                f"{key}={metrics[f'{name}/{key}']:.3f}" for key in ("loss", "accuracy") if f"{name}/{key}" in metrics
+            ]
+            context.log(f"step {step}/{num_steps} {' '.join(found)}")
+
+    return report

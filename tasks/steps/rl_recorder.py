@@ -1,7 +1,4 @@
-"""Recorder of an RL stage: metrics to MLflow, messages to the log, rollouts to tables.
-
-Each iteration's rollouts and scores are a contract-checked Parquet file; MLflow shows a sample of them.
-"""
+"""Recorder of an RL stage: metrics to MLflow, messages to the log, rollouts to tables."""
 
 from __future__ import annotations
 

@@ -11,6 +11,9 @@ from rlcore.types import Message
 
 if TYPE_CHECKING:
     import pandas as pd
+from collections.abc import Iterable, Mapping, Sequence
+
+from rlcore.data_contracts.text import prompt_hash
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,29 +55,17 @@ class PairRow:
 
 
 def read_prompts(path: Path) -> list[PromptRow]:
-    """Read the rows of a gated file of prompts, in its order.
-
-    Raises:
-        StorageError: missing or damaged.
-    """
+    """Read a gated file of prompts, in its order; a :class:`StorageError` if it is missing or damaged."""
     return [PromptRow(**row) for row in _read(path)]
 
 
 def read_demonstrations(path: Path) -> list[DemonstrationRow]:
-    """Read the rows of a gated file of demonstrations, in its order.
-
-    Raises:
-        StorageError: missing or damaged.
-    """
+    """Read a gated file of demonstrations, as :func:`read_prompts`."""
     return [DemonstrationRow(**row) for row in _read(path)]
 
 
 def read_pairs(path: Path) -> list[PairRow]:
-    """Read the rows of a gated file of preference pairs, in its order.
-
-    Raises:
-        StorageError: missing or damaged.
-    """
+    """Read a gated file of preference pairs, as :func:`read_prompts`."""
     return [PairRow(**row) for row in _read(path)]
 
 
@@ -99,3 +90,12 @@ def read_episodes(path: Path) -> pd.DataFrame:
         forks = [[*reasons][1:] for _, reasons in table["fork"].groupby(is_episode.cumsum())]
         table = table[is_episode]
     return table.assign(forks=forks)
+
+
+def prompt_hashes(rows: Iterable[PromptRow | PairRow]) -> frozenset[str]:
+    """Return hashes of the normalized prompts."""
+    return frozenset(prompt_hash(_turns(row.messages)) for row in rows)
+
+
+def _turns(messages: Sequence[Message]) -> list[Mapping[str, str]]:
+    return [{"role": message.role, "content": message.content} for message in messages]

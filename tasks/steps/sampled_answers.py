@@ -27,10 +27,9 @@ from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.rejection import Candidate
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.tasks.steps.base import MODEL, StageContext
-from rlcore.tasks.steps.play import open_player
 from rlcore.tasks.steps.rewards import open_reward_models, reward_resources
 from rlcore.tasks.steps.rl_recorder import write_rollouts
-from rlcore.tasks.steps.rollout_engine import longest, open_engine, sampling_engine
+from rlcore.tasks.steps.rollout_engine import longest, open_engine, open_player, sampling_engine
 from rlcore.tasks.steps.rows import read_episodes
 from rlcore.tasks.steps.runtime import open_runtime
 from rlcore.tasks.steps.tokens import read_prompt_sets

@@ -31,8 +31,19 @@ def flows_command(command: str, *overrides: str) -> list[str]:
 
 
 def flows_arguments(command: str, *overrides: str) -> list[str]:
-    settings = [part for override in (*MICRO, *overrides) for part in ("--set", override)]
-    return [command, "--preset", "tiny", *settings]
+    return arguments(command, "tiny", *MICRO, *overrides)
+
+
+def arguments(command: str, preset: str | Path, *overrides: str) -> list[str]:
+    """A command over a preset with overrides."""
+    return [command, "--preset", str(preset), *(part for override in overrides for part in ("--set", override))]
+
+
+def ran(home: Path, preset: str | Path, *overrides: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """A run that has to succeed, in the state folder ``home``."""
+    done = run_warm(arguments("run", preset, *overrides), environment(home), cwd)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def states_of(plan: str) -> dict[str, str]:

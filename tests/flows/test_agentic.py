@@ -14,7 +14,7 @@ import pytest
 
 from rlcore.tasks.steps.rows import read_demonstrations
 from rlcore.tasks.store.storage import read_table
-from tests.flows.conftest import ROOT, environment, states_of
+from tests.flows.conftest import ROOT, arguments, environment, ran, states_of
 from tests.flows.homes import folder, kill_when, weights
 from tests.flows.warm import run_warm
 from tests.http_servers import free_port, until_it_listens
@@ -73,23 +73,33 @@ OWN = (
 )
 
 
-def arguments(*overrides: str, command: str = "run") -> list[str]:
-    settings = [part for setting in (*SETTINGS, *overrides) for part in ("--set", setting)]
-    return [command, "--preset", "agentic", *settings]
-
-
-def run_agentic(home: Path, *overrides: str) -> str:
-    """Return the output of a run."""
-    done = run_warm(arguments(*overrides), environment(home), ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
-
-
 @pytest.fixture(scope="module")
 def agentic_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("agentic")
-    run_agentic(home)
+    ran(home, "agentic", *SETTINGS)
     return home
+
+
+def history_of(home: Path) -> list[dict[str, float]]:
+    rows: list[dict[str, float]] = json.loads((folder(home, "grpo") / "history.json").read_text())
+    return rows
+
+
+def masks(home: Path, tool: str, iteration: int) -> tuple[list[list[bool]], list[list[bool]]]:
+    """The loss masks of an iteration's rollouts that called a tool and of the others.
+
+    The output of a tool is not trained on, and engine and trainer, who read it, agree on the policy's tokens.
+    """
+    table = read_table(folder(home, "grpo") / "rollouts" / f"iteration-{iteration:05d}.parquet")
+    called = table[table["text"].str.contains(f"[{tool}] ", regex=False)]
+    assert len(called) > 0
+    for row in called.itertuples():
+        mask = list(row.loss_mask)
+        assert mask[0] and not all(mask)
+        assert all(logprob == 0.0 for logprob, own in zip(row.sampler_logprobs, mask, strict=True) if not own)
+    assert all(row["mismatch/max_abs"] < 1e-3 for row in history_of(home))
+    found, direct = ([list(mask) for mask in each["loss_mask"]] for each in (called, table.drop(called.index)))
+    return found, direct
 
 
 def test_demonstrations_hold_calls_and_their_answers(agentic_home: Path) -> None:
@@ -98,26 +108,12 @@ def test_demonstrations_hold_calls_and_their_answers(agentic_home: Path) -> None
     assert roles == {("user",), ("user", "assistant", "tool")}
 
 
-def test_rollouts_call_the_calculator_and_are_not_trained_on_what_it_says(agentic_home: Path) -> None:
-    table = read_table(folder(agentic_home, "grpo") / "rollouts" / "iteration-00002.parquet")
-    called = table[table["text"].str.contains("[calculator] ", regex=False)]
-    assert len(called) > 0
-    for row in called.itertuples():
-        mask = list(row.loss_mask)
-        assert mask[0]
-        assert mask[-1]
-        assert not all(mask)
-        assert all(logprob == 0.0 for logprob, own in zip(row.sampler_logprobs, mask, strict=True) if not own)
-    direct = table.drop(called.index)
-    assert all(all(mask) for mask in direct["loss_mask"])
-
-
-def test_every_iteration_measures_its_episodes_and_the_engine_agrees_with_the_trainer(agentic_home: Path) -> None:
-    history = json.loads((folder(agentic_home, "grpo") / "history.json").read_text())
+def test_rollouts_call_the_calculator_are_measured_and_not_trained_on_what_it_says(agentic_home: Path) -> None:
+    called, direct = masks(agentic_home, "calculator", 2)
+    assert all(mask[-1] for mask in called) and all(map(all, direct))
+    history = history_of(agentic_home)
     assert all(0.0 < row["episode/with_calls"] <= 1.0 < row["episode/turns"] <= 2.0 for row in history)
     assert all(0.0 < row["episode/tool_tokens"] < 1.0 for row in history)
-    # Engine and trainer read an episode with its tool output; on the policy's tokens they have to agree.
-    assert all(row["mismatch/max_abs"] < 1e-3 for row in history)
 
 
 def test_evaluation_plays_the_same_episodes_greedy_and_sampled(agentic_home: Path) -> None:
@@ -133,9 +129,8 @@ def test_groups_of_episodes_without_signal_give_way_to_fresh_prompts(agentic_hom
     home = tmp_path / "home"
     shutil.copytree(agentic_home, home)
     shutil.rmtree(home / "cache" / "grpo")  # all before it is cached
-    run_agentic(home, "stages.grpo.sampling.dynamic_sampling_rounds=2")
-    history = json.loads((folder(home, "grpo") / "history.json").read_text())
-    before = json.loads((folder(agentic_home, "grpo") / "history.json").read_text())
+    ran(home, "agentic", *SETTINGS, "stages.grpo.sampling.dynamic_sampling_rounds=2")
+    history, before = history_of(home), history_of(agentic_home)
     assert sum(row["groups/replaced"] for row in history) > 0
     assert history[0]["groups/zero_signal"] <= before[0]["groups/zero_signal"]
     table = read_table(folder(home, "grpo") / "rollouts" / "iteration-00001.parquet")
@@ -148,15 +143,15 @@ def test_a_users_environment_is_played_paid_evaluated_and_in_the_keys(agentic_ho
     (project / "sums.py").write_text(CLASS, encoding="utf-8")
     shutil.copytree(agentic_home, home)
     shutil.rmtree(home / "cache" / "grpo")  # SFT is the same
-    done = run_warm(arguments(*OWN), environment(home), project)
-    assert done.returncode == 0, done.stderr
-    history = json.loads((folder(home, "grpo") / "history.json").read_text())
+    ran(home, "agentic", *SETTINGS, *OWN, cwd=project)
+    history = history_of(home)
     assert all(0.0 < row["episode/parsed"] <= 1.0 for row in history)
     assert any(row["reward/mean"] > 0.0 for row in history)
     assert all(row["mismatch/max_abs"] < 1e-3 for row in history)
 
     def planned() -> list[str]:
-        states = states_of(run_warm(arguments(*OWN, command="plan"), environment(home), project).stdout)
+        done = run_warm(arguments("plan", "agentic", *SETTINGS, *OWN), environment(home), project)
+        states = states_of(done.stdout)
         return [states[name] for name in ("sft", "grpo", "evaluate_sft", "evaluate_grpo")]
 
     assert planned() == ["cached", "cached", "cached", "cached"]
@@ -175,46 +170,23 @@ WORLD = (
 )
 
 
-def arguments_of(preset: str) -> list[str]:
-    return ["run", "--preset", preset, *(part for each in (*SETTINGS, *WORLD) for part in ("--set", each))]
-
-
-def run_preset(home: Path, preset: str) -> str:
-    """Return the output of a run."""
-    done = run_warm(arguments_of(preset), environment(home), ROOT)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
-
-
 @pytest.fixture(scope="module", params=TOOLS)
 def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     """A preset, and the home of its run."""
     preset = str(request.param)
     home = tmp_path_factory.mktemp(preset)
-    run_preset(home, preset)
+    ran(home, preset, *SETTINGS, *WORLD)
     return preset, home
 
 
 @pytest.mark.slow
-def test_episodes_call_the_environment_and_are_not_trained_on_what_it_says(played: tuple[str, Path]) -> None:
+def test_episodes_and_evaluations_call_the_environment_and_are_not_trained_on_what_it_says(
+    played: tuple[str, Path],
+) -> None:
     preset, home = played
-    table = read_table(folder(home, "grpo") / "rollouts" / "iteration-00001.parquet")
-    called = table[table["text"].str.contains(f"[{TOOLS[preset]}] ", regex=False)]
-    assert len(called) > 0
-    for row in called.itertuples():
-        own = list(row.loss_mask)
-        assert own[0]
-        assert not all(own)
-        assert all(logprob == 0.0 for logprob, is_own in zip(row.sampler_logprobs, own, strict=True) if not is_own)
-    history = json.loads((folder(home, "grpo") / "history.json").read_text())
-    assert all(0.0 < row["episode/with_calls"] <= 1.0 for row in history)
-    assert all(row["mismatch/max_abs"] < 1e-3 for row in history)
-    assert all(row["reward/errors"] == 0.0 for row in history)
-
-
-@pytest.mark.slow
-def test_checkpoints_are_evaluated_in_the_same_episodes(played: tuple[str, Path]) -> None:
-    preset, home = played
+    masks(home, TOOLS[preset], 1)
+    history = history_of(home)
+    assert all(0.0 < row["episode/with_calls"] <= 1.0 and row["reward/errors"] == 0.0 for row in history)
     answers = read_table(folder(home, "evaluate_sft") / "answers.parquet")
     assert answers["completion"].str.contains(f"[{TOOLS[preset]}] ", regex=False).any()
 
@@ -266,29 +238,20 @@ def url(tmp_path: Path) -> Iterator[str]:
         process.kill()
 
 
-def mcp_arguments(command: str, url: str) -> list[str]:
-    own = (
+def of_a_server(url: str) -> tuple[str, ...]:
+    return (
+        *SETTINGS,
         "stages.grpo.sampling.episodes.tools=[]",
         "stages.grpo.sampling.episodes.environment=rlcore.environments.mcp_server:McpServer",
         f"stages.grpo.sampling.episodes.options={{url='{url}'}}",
         "stages.grpo.sampling.episodes.timeout_seconds=600.0",
         "stages.grpo.rewards=[{kind='format',options={style='hashes'}}]",
     )
-    return [command, "--preset", "agentic", *(part for each in (*SETTINGS, *own) for part in ("--set", each))]
-
-
-def check_calls(home: Path) -> None:
-    """The episodes of a run called the calculator, and the log-probabilities of engine and learner agree."""
-    history = json.loads((folder(home, "grpo") / "history.json").read_text())
-    assert all(0.0 < row["episode/parsed"] <= 1.0 for row in history)
-    assert all(row["mismatch/max_abs"] < 1e-3 for row in history)
-    table = read_table(folder(home, "grpo") / "rollouts" / "iteration-00001.parquet")
-    (called, *_) = table["text"][table["text"].str.contains("[calculator] ", regex=False)]
-    assert "[calculator] " in called
 
 
 def test_a_server_that_does_not_answer_is_named_before_anything_runs(tmp_path: Path) -> None:
-    done = run_warm(mcp_arguments("run", "http://127.0.0.1:9/mcp"), environment(tmp_path / "home"), ROOT)
+    given = arguments("run", "agentic", *of_a_server("http://127.0.0.1:9/mcp"))
+    done = run_warm(given, environment(tmp_path / "home"), ROOT)
     assert done.returncode == 2, done.stderr
     output = "stages.grpo.sampling.episodes.environment: the MCP server does not answer at 'http://127.0.0.1:9/mcp'"
     assert output in " ".join(done.stderr.split())
@@ -297,7 +260,6 @@ def test_a_server_that_does_not_answer_is_named_before_anything_runs(tmp_path: P
 
 @pytest.mark.slow
 def test_episodes_call_the_server_and_read_its_answer(url: str, tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    done = run_warm(mcp_arguments("run", url), environment(home), ROOT)
-    assert done.returncode == 0, done.stderr
-    check_calls(home)
+    ran(tmp_path, "agentic", *of_a_server(url))
+    masks(tmp_path, "calculator", 1)
+    assert all(0.0 < row["episode/parsed"] <= 1.0 for row in history_of(tmp_path))

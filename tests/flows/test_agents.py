@@ -17,9 +17,9 @@ from rlcore.agents import requests
 from rlcore.flows.cli.app import main
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_table
-from tests.flows.conftest import ROOT, environment
+from tests.flows.conftest import ROOT, environment, ran
 from tests.flows.homes import folder, kill_when
-from tests.flows.test_agentic import SETTINGS
+from tests.flows.test_agentic import SETTINGS, history_of, masks
 from tests.flows.test_tutorials import BLOCK, FOLDER, PAGES, with_overrides
 from tests.flows.warm import run_warm
 from tests.rlcore.agents.gateways import names_read
@@ -38,18 +38,16 @@ ARGUMENTS = [part for each in (*SETTINGS, *TOWNS) for part in ("--set", each)]
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The played of a run."""
-    played = tmp_path_factory.mktemp("towns_agent")
-    done = run_warm(["run", "--preset", "towns_agent", *ARGUMENTS], environment(played), ROOT)
-    assert done.returncode == 0, done.stderr
-    return played
+    """The home of a run."""
+    home = tmp_path_factory.mktemp("towns_agent")
+    ran(home, "towns_agent", *SETTINGS, *TOWNS)
+    return home
 
 
 def books(played: Path) -> list[tuple[int, int, int]]:
     """Return per iteration the number of episodes, of their prompts, and of the counted rollouts."""
-    history = json.loads((folder(played, "grpo") / "history.json").read_text())
     found = []
-    for row in history:
+    for row in history_of(played):
         table = read_table(folder(played, "grpo") / "rollouts" / f"iteration-{row['iteration']:05d}.parquet")
         episodes = table[table["branch"] == 0]
         places = episodes.groupby("prompt_id").size()
@@ -58,22 +56,11 @@ def books(played: Path) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.slow
-def test_what_the_program_sends_is_read_and_not_trained(played: Path) -> None:
-    table = read_table(folder(played, "grpo") / "rollouts" / "iteration-00001.parquet")
-    called = table[table["text"].str.contains("[search] ", regex=False)]
-    assert len(called) > 0
-    for row in called.itertuples():
-        own = list(row.loss_mask)
-        assert own[0] and own[-1] and not all(own)
-        assert all(logprob == 0.0 for logprob, is_own in zip(row.sampler_logprobs, own, strict=True) if not is_own)
-    history = json.loads((folder(played, "grpo") / "history.json").read_text())
-    assert all(1.0 <= row["agents/calls"] <= 2.0 and row["agents/failed"] == 0.0 for row in history)
-    assert all(row["mismatch/max_abs"] < 1e-3 for row in history)
+def test_what_the_program_sends_is_read_and_not_trained_and_checkpoints_are_evaluated_by_it(played: Path) -> None:
+    called, _ = masks(played, "search", 1)
+    assert all(mask[-1] for mask in called)
+    assert all(1.0 <= row["agents/calls"] <= 2.0 and row["agents/failed"] == 0.0 for row in history_of(played))
     assert books(played) == [(EPISODES, 4, EPISODES)] * ITERATIONS
-
-
-@pytest.mark.slow
-def test_checkpoints_are_evaluated_by_the_same_program(played: Path) -> None:
     answers = read_table(folder(played, "evaluate_sft") / "answers.parquet")
     assert answers["completion"].str.contains("[search] ", regex=False).any()
 

@@ -11,11 +11,10 @@ from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
 from rlcore.tasks.kinds.compare.step import greedy_answers
 from rlcore.tasks.presets.graph import checkpoints, contrasts, registered_starts
-from tests.flows.conftest import ROOT, environment
+from tests.flows.conftest import ran
 from tests.flows.homes import folder, record, weights
 from tests.flows.micro import ONE_LAYER
 from tests.flows.retraining import RIGHT, write_files
-from tests.flows.warm import run_warm
 
 # SFT says the wrong thing four times in five, the teacher always the right one: it has seen nothing else.
 PRESET = """
@@ -65,9 +64,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_files(data / "sure", right=5)
     preset = data / "taught.toml"
     preset.write_text(PRESET.format(sure=data / "sure" / "demonstrations.jsonl"), encoding="utf-8")
-    settings = [part for each in (*SMALL, *files) for part in ("--set", each)]
-    done = run_warm(["run", "--preset", str(preset), *settings], environment(made), ROOT)
-    assert done.returncode == 0, done.stderr
+    ran(made, preset, *SMALL, *files)
     return made
 
 

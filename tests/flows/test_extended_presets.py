@@ -16,9 +16,8 @@ from rlcore.flows.presets import FOLDER, open_preset
 from rlcore.models.importing import import_model
 from rlcore.tasks.presets.graph import rl_stages
 from rlcore.tasks.store.settings import Home
-from tests.flows.conftest import ROOT, environment
+from tests.flows.conftest import ran
 from tests.flows.homes import folder
-from tests.flows.warm import run_warm
 
 SHAPE = ShapeConfig(hidden_size=32, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=32, max_positions=1024)
 OWN = """extends = "{name}"
@@ -121,8 +120,7 @@ def test_the_critic_of_ppo_against_preferences_starts_from_the_reward_model(proj
 
 def test_a_project_of_files_beside_its_preset_runs_to_the_comparison(project: Path, tmp_path: Path) -> None:
     """From another folder: its paths are its own."""
-    done = run_warm(["run", "--preset", str(project / "my_chat.toml")], environment(tmp_path), ROOT)
-    assert done.returncode == 0, done.stderr
+    done = ran(tmp_path, project / "my_chat.toml")
     assert "prepare_prompts: dataset train=30 eval=6 unused=0 quarantined=0 contract=prompts/v1" in done.stderr
     assert "warning: there are fewer rows than requested" in done.stderr
     card = folder(tmp_path, "import_sft") / "model" / "model_card.json"
@@ -207,8 +205,7 @@ def small(name: str, published: Path) -> str:
 def test_with_a_tiny_model_and_few_rows_it_runs_to_its_comparison(name: str, published: Path, tmp_path: Path) -> None:
     preset = tmp_path / "small.toml"
     preset.write_text(small(name, published), encoding="utf-8")
-    done = run_warm(["run", "--preset", str(preset)], environment(tmp_path), ROOT)
-    assert done.returncode == 0, done.stderr
+    ran(tmp_path, preset)
     history = json.loads((folder(tmp_path, "grpo") / "history.json").read_text())
     assert [row["iteration"] for row in history] == [1, 2]
     assert [*tmp_path.glob("pages/small/compare/*/comparison.md")]

@@ -15,10 +15,10 @@ from rlcore.extras import install_command
 from rlcore.flows.run import run_promotion
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, read_table
-from tests.flows.conftest import ROOT, environment
+from tests.flows.conftest import ROOT, arguments, environment
 from tests.flows.homes import folder
 from tests.flows.micro import ONE_LAYER
-from tests.flows.test_recipes import comparison, overrides_of, ran
+from tests.flows.test_recipes import comparison, overrides_of, small_run
 from tests.flows.warm import run_warm
 
 LETTERS = """
@@ -137,8 +137,8 @@ needs_the_harness = pytest.mark.skipif(not is_installed, reason="lm-eval is not 
 
 def promoted(home: Path, *overrides: str) -> dict[str, object]:
     """The newest verdict after a promotion."""
-    settings = [part for each in (*overrides_of("skills"), *overrides) for part in ("--set", each)]
-    done = run_warm(["promote", "--preset", "skills", *settings], environment(home), ROOT)
+    given = arguments("promote", "skills", *overrides_of("skills"), *overrides)
+    done = run_warm(given, environment(home), ROOT)
     assert "verdict" in done.stderr or done.returncode == 0, done.stderr
     newest = max(home.glob("artifacts/verdict/*/verdict.json"), key=lambda path: path.stat().st_mtime)
     found: dict[str, object] = json.loads(newest.read_text(encoding="utf-8"))["verdict"]
@@ -155,7 +155,7 @@ def test_without_the_harness_the_run_ends_before_anything_is_trained(tmp_path: P
 
 @needs_the_harness
 def test_benchmark_tasks_are_asked_and_guard_a_promotion(tmp_path: Path) -> None:
-    home = ran(tmp_path, "skills")
+    home = small_run(tmp_path, "skills")
     records = read_table(folder(home, "skills") / "records.parquet")
     assert records.groupby("task").size().to_dict() == {"sum_answer": 8, "sum_choice": 8}
     assert "## skills: benchmark" in comparison(home)

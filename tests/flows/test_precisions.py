@@ -111,16 +111,6 @@ def test_rl_steps_on_what_the_engine_sampled_with_the_same_log_probabilities(
         assert all(row["gradient_norm"] > 0.01 and row["critic/gradient_norm"] > 0.0 for row in rows)
 
 
-@pytest.mark.slow  # tests/rlcore/training/test_precision.py has the updates, test_recipes.py a run
-def test_every_checkpoint_of_a_half_precision_run_is_evaluated_and_compared(half: tuple[str, Path]) -> None:
-    _, home = half
-    (path,) = home.glob(f"pages/*/compare/{newest(home, 'compare').name[:12]}/comparison.md")
-    page = path.read_text()
-    assert all(f"| {label} |" in page for label in ("base", "sft", "grpo", "ppo"))
-    for name in ("base", "sft", "grpo", "ppo"):
-        assert json.loads((newest(home, f"evaluate_{name}") / "summary.json").read_text())["eval/problems"] == 40
-
-
 @pytest.mark.slow  # tests/rlcore/training/test_precision.py has the updates of PPO in both halves
 @pytest.mark.parametrize(
     "half", ["bfloat16"], indirect=True

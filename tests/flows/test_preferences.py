@@ -18,9 +18,9 @@ from rlcore.metrics import check_names
 from rlcore.tasks.presets.graph import checkpoints, contrasts, required_by
 from rlcore.tasks.store.storage import read_table
 from tests.chaos.books import repeated_points
-from tests.flows.conftest import ROOT, environment
+from tests.flows.conftest import ROOT, arguments, environment, ran
 from tests.flows.homes import folder, record, weights
-from tests.flows.test_recipes import MICRO, comparison, overrides_of
+from tests.flows.test_recipes import MICRO, comparison, overrides_of, small_run
 from tests.flows.warm import run_warm
 from tests.judge_server import serving
 from tests.processes import wait_for_line
@@ -40,13 +40,8 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [*found, *(f"stages.dpo.{each}" for each in learning)]
 
 
-def dpo_arguments(settings: list[str], *overrides: str) -> list[str]:
-    return ["run", "--preset", DPO, *(part for each in (*settings, *overrides) for part in ("--set", each))]
-
-
 def dpo_ran(dpo_home: Path, settings: list[str], *overrides: str) -> Path:
-    done = run_warm(dpo_arguments(settings, *overrides), environment(dpo_home), ROOT)
-    assert done.returncode == 0, done.stderr
+    ran(dpo_home, DPO, *settings, *overrides)
     return dpo_home
 
 
@@ -109,7 +104,7 @@ def test_killed_on_the_way_the_next_run_ends_with_the_same_bytes(
     dpo_home: Path, settings: list[str], tmp_path: Path
 ) -> None:
     copy = without_dpo(dpo_home, tmp_path)
-    command = [sys.executable, "-m", "rlcore.flows", *dpo_arguments(settings)]
+    command = [sys.executable, "-m", "rlcore.flows", *arguments("run", DPO, *settings)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment(copy), cwd=ROOT
     ) as first:
@@ -181,8 +176,7 @@ def test_labels_that_are_all_swapped_cannot_pass_where_winners_are_known(tmp_pat
     (tmp_path / "anchored.toml").write_text(ANCHORED, encoding="utf-8")
     write_pairs(tmp_path / "pairs.jsonl", 0, 64, chosen="no", rejected="yes")
     write_pairs(tmp_path / "known.jsonl", 64, 24, chosen="yes", rejected="no")
-    arguments = ["run", "--preset", str(tmp_path / "anchored.toml")]
-    done = run_warm([*arguments, *(part for each in MICRO for part in ("--set", each))], environment(tmp_path), ROOT)
+    done = run_warm(arguments("run", tmp_path / "anchored.toml", *MICRO), environment(tmp_path), ROOT)
     assert done.returncode == 1
     assert "accuracy on gold pairs is 0.00 [0.00, 0.14]: the reward model prefers the losers" in done.stderr
     assert "they look swapped" in done.stderr
@@ -190,10 +184,7 @@ def test_labels_that_are_all_swapped_cannot_pass_where_winners_are_known(tmp_pat
 
 def judged(home: Path, *overrides: str) -> Path:
     """The home of a run of the preset ``win_rate``."""
-    settings = [part for each in (*overrides_of("win_rate"), *overrides) for part in ("--set", each)]
-    done = run_warm(["run", "--preset", "win_rate", *settings], environment(home), ROOT)
-    assert done.returncode == 0, done.stderr
-    return home
+    return small_run(home, "win_rate", *overrides)
 
 
 def account(home: Path) -> dict[str, Any]:
@@ -235,6 +226,7 @@ def test_every_verdict_is_kept_beside_its_answers_and_equal_answers_are_half(jud
     assert table["asked"].tolist() == (~same).tolist()
 
 
+@pytest.mark.slow  # tests/rlcore/rewards/test_pair_judge.py has the endpoint, tests/tasks/kinds the sums
 def test_an_endpoint_judges_and_its_tokens_are_priced(judged_home: Path, tmp_path: Path) -> None:
     with serving(longer_wins) as (state, url):
         state.usage = {"prompt_tokens": 100, "completion_tokens": 5}

@@ -35,10 +35,9 @@ from rlcore.tasks.store.storage import read_json, write_table
 from rlcore.tasks.tracking.champion import last_move
 from rlcore.tasks.tracking.registry import CANDIDATE, CHALLENGER, CHAMPION, PREVIOUS, find_version
 from rlcore.tasks.tracking.runs import open_tracker
-from tests.flows.conftest import ROOT, environment
+from tests.flows.conftest import ran
 from tests.flows.micro import ONE_LAYER
 from tests.flows.retraining import write_files
-from tests.flows.warm import run_warm
 from tests.ssh_keys import allowed, ask_for_approvals, make_key
 
 NAME = "tiny-sft"
@@ -74,9 +73,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a home in which two recipes were trained and evaluated, and the files of the recipes."""
     folder = tmp_path_factory.mktemp("trained")
     for recipe in (WRONG, RIGHT):
-        settings = [part for each in (*overrides_of(folder, recipe), LEFT_OUT) for part in ("--set", each)]
-        done = run_warm(["run", "--preset", "tiny", *settings], environment(folder / "home"), ROOT)
-        assert done.returncode == 0, done.stderr
+        ran(folder / "home", "tiny", *overrides_of(folder, recipe), LEFT_OUT)
     return folder
 
 

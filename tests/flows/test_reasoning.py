@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
 from rlcore.tasks.steps.rows import read_demonstrations, read_prompts
 from rlcore.tasks.store.storage import read_table
-from tests.flows.conftest import ROOT, environment, states_of
+from tests.flows.conftest import ROOT, arguments, environment, ran, states_of
 from tests.flows.homes import folder, kill_when, record, without
 from tests.flows.micro import MICRO
 from tests.flows.warm import run_warm
@@ -34,15 +33,6 @@ OVERRIDES = (
 CHAIN = ("import_sft", "sft", "grpo", "rejection", "sft_kept", "grpo_mixed")
 
 
-def arguments_of(name: str, *overrides: str) -> list[str]:
-    settings = [part for override in (*OVERRIDES, *overrides) for part in ("--set", override)]
-    return [name, "--preset", "reasoning", *settings]
-
-
-def run(arguments: list[str], home: Path) -> subprocess.CompletedProcess[str]:
-    return run_warm(arguments, environment(home), ROOT)
-
-
 @pytest.fixture(scope="module")
 def home(micro_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The state folder of a finished run of the whole flow, whose first stages are those of the micro run."""
@@ -50,8 +40,7 @@ def home(micro_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = without(micro_home, tmp_path_factory.mktemp("reasoning") / "home", "prepare_prompts", "ppo", *evaluated)
     shutil.rmtree(made / "cache" / "compare")
     shutil.rmtree(made / "reports")
-    done = run(arguments_of("run"), made)
-    assert done.returncode == 0, done.stderr
+    ran(made, "reasoning", *OVERRIDES)
     return made
 
 
@@ -133,7 +122,7 @@ def test_the_second_rl_run_is_paid_by_all_three_rewards(home: Path) -> None:
 
 def test_a_finished_flow_is_cached_and_sft_may_start_from_the_policy_instead(home: Path) -> None:
     def states(*overrides: str) -> dict[str, str]:
-        done = run(arguments_of("plan", *overrides), home)
+        done = run_warm(arguments("plan", "reasoning", *OVERRIDES, *overrides), environment(home), ROOT)
         assert done.returncode == 0, done.stderr
         return states_of(done.stdout)
 
@@ -156,8 +145,7 @@ def test_rejection_sampling_that_is_killed_goes_on_and_ends_with_the_same_bytes(
     (first,) = copy.glob("work/*/chunks/chunk-00000.parquet")
     written = first.stat().st_mtime_ns
 
-    resumed = run(arguments_of("run"), copy)
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = ran(copy, "reasoning", *OVERRIDES)
     assert "resume: 1 of 3 chunks are complete" in resumed.stderr
     assert record(copy, "rejection")["ref"]["sha256"] == record(home, "rejection")["ref"]["sha256"]
     kept = folder(copy, "rejection") / "rollouts" / "chunk-00000.parquet"

@@ -15,10 +15,9 @@ from rlcore.metrics import check_names
 from rlcore.tasks.presets.graph import contrasts, rl_stages, same_start_runs
 from rlcore.tasks.steps.rows import read_prompts
 from rlcore.tasks.store.storage import read_table
-from tests.flows.conftest import ROOT, environment
+from tests.flows.conftest import ran
 from tests.flows.homes import folder, record
 from tests.flows.micro import ONE_LAYER
-from tests.flows.warm import run_warm
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 MICRO = (
@@ -55,10 +54,8 @@ def overrides_of(preset: str) -> list[str]:
     return [*MICRO, *(f"{path}.{key}={value}" for path, sizes in sized for key, value in sizes.items())]
 
 
-def ran(home: Path, preset: str, *overrides: str) -> Path:
-    settings = [part for override in (*overrides_of(preset), *overrides) for part in ("--set", override)]
-    done = run_warm(["run", "--preset", preset, *settings], environment(home), ROOT)
-    assert done.returncode == 0, done.stderr
+def small_run(home: Path, preset: str, *overrides: str) -> Path:
+    ran(home, preset, *overrides_of(preset), *overrides)
     return home
 
 
@@ -77,7 +74,7 @@ def test_rl_from_the_base_needs_neither_demonstrations_nor_sft(preset: str) -> N
 
 @pytest.fixture(scope="module")
 def zero_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ran(tmp_path_factory.mktemp("r1_zero"), "r1_zero", HALF)
+    return small_run(tmp_path_factory.mktemp("r1_zero"), "r1_zero", HALF)
 
 
 def test_r1_zero_runs_from_the_base_to_the_comparison_in_half_precision(zero_home: Path) -> None:
@@ -90,7 +87,7 @@ def test_a_stage_starts_from_a_registered_model_which_is_evaluated_beside_what_c
     zero_home: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(zero_home, tmp_path, dirs_exist_ok=True)
-    home = ran(tmp_path, "r1_zero", "stages.grpo.init_from=models:/r1_zero-grpo/1", "name=again", HALF)
+    home = small_run(tmp_path, "r1_zero", "stages.grpo.init_from=models:/r1_zero-grpo/1", "name=again", HALF)
     records = [json.loads(path.read_text()) for path in (home / "cache" / "grpo").glob("*.json")]
     (again,) = [each for each in records if "start_grpo" in each["ingredients"]["inputs"]]
     assert again["ingredients"]["inputs"]["start_grpo"] == record(home, "start_grpo")["ref"]["sha256"]
@@ -108,7 +105,7 @@ def starts(home: Path, records: list[dict[str, Any]]) -> list[str]:
 
 @pytest.mark.slow
 def test_two_rl_stages_follow_each_other_and_each_is_held_against_its_start(tmp_path: Path) -> None:
-    home = ran(tmp_path, "two_rl")
+    home = small_run(tmp_path, "two_rl")
     inputs = record(home, "dapo")["ingredients"]["inputs"]
     assert inputs["grpo"] == record(home, "grpo")["ref"]["sha256"]
     assert contrasts(open_preset("two_rl")) == (("sft", "base"), ("grpo", "sft"), ("dapo", "grpo"))
@@ -121,7 +118,7 @@ def test_two_rl_stages_follow_each_other_and_each_is_held_against_its_start(tmp_
 
 @pytest.mark.slow
 def test_three_algorithms_from_one_start_are_compared_with_each_other_under_their_own_names(tmp_path: Path) -> None:
-    home = ran(tmp_path, "three_way")
+    home = small_run(tmp_path, "three_way")
     page = comparison(home)
     for contrast in ("grpo - sft", "ppo - sft", "dapo - sft", "ppo - grpo", "dapo - grpo", "dapo - ppo"):
         assert f"| {contrast} |" in page
@@ -138,7 +135,7 @@ def test_three_algorithms_from_one_start_are_compared_with_each_other_under_thei
 @pytest.fixture(scope="module")
 def mixed_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     require_bubblewrap()
-    return ran(tmp_path_factory.mktemp("mixed"), "mixed")
+    return small_run(tmp_path_factory.mktemp("mixed"), "mixed")
 
 
 def test_prompts_of_two_data_sets_are_drawn_by_shares_with_ids_of_their_own(mixed_home: Path) -> None:
@@ -224,12 +221,11 @@ def write_files(folder: Path) -> tuple[str, ...]:
 def code_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     require_bubblewrap()
     home = tmp_path_factory.mktemp("code")
-    settings = [part for setting in (*SETTINGS, *write_files(home)) for part in ("--set", setting)]
-    done = run_warm(["run", "--preset", "rlvr_code", *settings], environment(home), ROOT)
-    assert done.returncode == 0, done.stderr
+    ran(home, "rlvr_code", *SETTINGS, *write_files(home))
     return home
 
 
+@pytest.mark.slow  # the preset `mixed` above runs programs; tests/rlcore/rewards has what they earn
 def test_the_reward_of_every_rollout_is_what_its_program_gives_on_the_hidden_tests(code_home: Path) -> None:
     tests = {
         row.prompt_id: json.loads(row.reference)["tests"]
@@ -242,6 +238,7 @@ def test_the_reward_of_every_rollout_is_what_its_program_gives_on_the_hidden_tes
     assert {0.0, 1.0} == set(rewards)  # of a copied program; those that the model mars score 0
 
 
+@pytest.mark.slow
 def test_evaluation_counts_the_programs_that_pass(code_home: Path) -> None:
     summary = json.loads((folder(code_home, "evaluate_sft") / "summary.json").read_text())
     answers = read_table(folder(code_home, "evaluate_sft") / "answers.parquet")

@@ -340,7 +340,7 @@ from typing import ClassVar
 
 from rlcore.tasks.store.storage import read_table
 from rlcore.strict_config import INLINE
-from rlcore.tasks.kinds.facts import Product, Rows
+from rlcore.tasks.kinds import Product, Rows
 from rlcore.tasks.kinds.kind import Stage, StageKind, own_sections, stages_of_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.base import StageContext, StageResult

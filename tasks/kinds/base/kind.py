@@ -24,8 +24,7 @@ def registered_version(config: Sections, *, model: str) -> str:
 
 def import_sections(config: RunConfig) -> Sections:
     """Select the sections of an import. Only a model from scratch, whose weights are drawn, needs the machine."""
-    hardware = ("hardware",) if config.model.source == "scratch" else ()
-    return sections_of(config, "model", *hardware)
+    return sections_of(config, ("model", "hardware") if config.model.source == "scratch" else ("model",))
 
 
 def source_files(config: Sections) -> str:

@@ -33,9 +33,7 @@ def run_start(context: StageContext, *, model: str) -> StageResult:
     Raises:
         ModelError: its tokenizer differs from that of the base, by which the datasets are truncated.
     """
-    folder = download_model(model, context.work / "registry")
-    card = import_model(ModelConfig(source="folder", path=str(folder)), context.folder / MODEL, seed=context.seed)
-    write_model_digest(context.folder, stage=context.stage, model=context.folder / MODEL)
+    done = import_registered(context, model)
     base, own = (ChatTokenizer.load(each / MODEL) for each in (context.inputs["import_sft"], context.folder))
     if not own.is_same_as(base):
         raise ModelError(
@@ -43,11 +41,18 @@ def run_start(context: StageContext, *, model: str) -> StageResult:
             where="stages.{1}.{0}".format(*context.stage.split("_", 1)),
             fix="take a model of the same family, or make it the base: model.source = 'registry'",
         )
+    return done
+
+
+def import_registered(context: StageContext, model: str) -> StageResult:
+    """Import a registered model, verified like every external checkpoint."""
+    folder = download_model(model, context.work / "registry")
+    card = import_model(ModelConfig(source="folder", path=str(folder)), context.folder / MODEL, seed=context.seed)
+    write_model_digest(context.folder, stage=context.stage, model=context.folder / MODEL)
     return StageResult(metrics={"model/parameters": float(card.num_parameters)})
 
 
 def _downloaded(config: ModelConfig, work: Path) -> ModelConfig:
-    """Download a model such as ``models:/tiny-policy@champion`` and return the config of its folder."""
     if not config.path.startswith("models:/"):
         raise ModelError(
             f"{config.path!r} is not an MLflow model URI", where="model.path", fix="use models:/<name>/<version>"

@@ -14,7 +14,7 @@ from rlcore.extras import install_command
 from rlcore.strict_config import INLINE
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
-from rlcore.tasks.kinds.facts import Product, Rows
+from rlcore.tasks.kinds import Product, Rows
 from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig

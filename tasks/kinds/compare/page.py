@@ -12,13 +12,12 @@ import pandas as pd
 from rlcore.evaluation.paired_tests import PairedDifference
 from rlcore.strict_config import build
 from rlcore.tasks.drawing import plots
-from rlcore.tasks.drawing.artifact_kinds import benchmarks, rejections, reward_models, rl_runs, win_rates
 from rlcore.tasks.drawing.head_to_head import History, eval_points, head_to_head_curves, head_to_head_table
 from rlcore.tasks.drawing.levels import format_level, other_levels
-from rlcore.tasks.drawing.result import Result
+from rlcore.tasks.drawing.result import Result, of_kind
 from rlcore.tasks.kinds.benchmark.kind import render as benchmark_text
 from rlcore.tasks.kinds.compare.step import evaluations_in, greedy_answers
-from rlcore.tasks.kinds.win_rate.page import render as win_rate_text
+from rlcore.tasks.kinds.win_rate.kind import render as win_rate_text
 from rlcore.tasks.store.markdown import excerpt, plain
 from rlcore.tasks.store.storage import read_json
 
@@ -32,25 +31,27 @@ def comparison_page(result: Result, folder: Path) -> str:
     """Write ``comparison.md`` and its figures."""
     inputs, compared, confidence = result.inputs, read_json(result.data / "comparison.json"), result.confidence
     level = {**dict.fromkeys(inputs, confidence), **result.levels}
-    histories: dict[str, History] = {name: read_json(each / "history.json") for name, each in rl_runs(inputs).items()}
+    histories: dict[str, History] = {
+        name: read_json(each / "history.json") for name, each in of_kind("rl", inputs).items()
+    }
     answers = {name: greedy_answers(each) for name, each in evaluations_in(inputs).items()}
     page = render(result.preset, compared, histories, answers, confidence=confidence)
     page += f"\n{note}\n" if (note := other_levels(result.levels, confidence)) else ""
     page += "".join(
         "\n" + reward_model_section(name, read_json(each / "metrics.json"), confidence=level[name])
-        for name, each in reward_models(inputs).items()
+        for name, each in of_kind("reward_model", inputs).items()
     )
     page += "".join(
         "\n" + rejection_section(name, read_json(each / "rejection.json"), confidence=level[name])
-        for name, each in rejections(inputs).items()
+        for name, each in of_kind("rejection", inputs).items()
     )
     page += "".join(
         f"\n## {name}: win rate\n\n" + win_rate_text(read_json(each / "win_rate.json"), confidence=confidence)
-        for name, each in win_rates(inputs).items()
+        for name, each in of_kind("win_rate", inputs).items()
     )
     page += "".join(
         f"\n## {name}: benchmark\n\n" + benchmark_text(read_json(each / "benchmark.json"), confidence=confidence)
-        for name, each in benchmarks(inputs).items()
+        for name, each in of_kind("benchmark", inputs).items()
     )
     (folder / "comparison.md").write_text(page, encoding="utf-8")
     _draw(result, folder, compared, histories)

@@ -40,7 +40,7 @@ def data_stage(name: str, config: RunConfig) -> Stage:
         render_page=data_page,
         run=partial(Lazy("rlcore.tasks.kinds.data.step:run_prepare"), name=name, held_out=held_out, graders=graders),
         inputs=(IMPORT, *held_out),
-        sections=partial(_data_sections, name, ()),
+        sections=partial(data_sections, name=name),
         source_digest=_source_digest,
         chosen=partial(chosen_by, graders=graders),
     )
@@ -61,18 +61,13 @@ def _prepare_sampled(name: str, data: DatasetConfig, asked: tuple[str, ...], hel
             held_out=held_out,
         ),
         inputs=(policy, *held_out),
-        sections=partial(_data_sections, name, ("evaluation", "engine", "hardware")),
+        sections=partial(data_sections, name=name, names=("evaluation", "engine", "hardware")),
         observers=tuple(f"evaluation.{each.name}" for each in fields(EvaluationConfig) if each.name not in _GRADING),
         source_digest=_source_digest,
     )
 
 
-def _data_sections(name: str, others: tuple[str, ...], config: RunConfig) -> Sections:
-    return data_sections(config, name, *others)
-
-
 def _source_digest(config: Sections) -> Mapping[str, str]:
-    """Return digests of the dataset's sources by name."""
     (data,) = config.data.values()
     return source_digest(data)
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.gate.data_gate import GateReport
 from rlcore.data_contracts.gate.eval_leakage import Overlap
+from rlcore.data_contracts.gate.token_budget import TokenMeter
 from rlcore.data_contracts.text import prompt_key
 from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig, too_few_held_out
 from rlcore.tasks.presets.graph import NO_GRADERS, Graders
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
-from rlcore.tasks.steps.data import TokenView, Use, is_exact, prepare_dataset
+from rlcore.tasks.steps.data import Use, is_exact, prepare_dataset
 from rlcore.tasks.store.storage import read_column
 from rlcore.text.token_counts import encode_all, max_prompt_tokens, max_text_tokens, prompt_lengths
 from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import Message
 
 LATER = "use other rows for one of the two, or name this dataset before the other"
 
@@ -48,11 +50,11 @@ def prepare(
 ) -> StageResult:
     """Gate a dataset into a snapshot without the prompts that the stages ``held_out`` evaluate on."""
     use = Use(evaluated=evaluated_prompts(context, held_out), graders=graders)
-    view = token_view(ChatTokenizer.load(tokenizer))
+    meter = token_meter(ChatTokenizer.load(tokenizer))
     # The work folder comes first: if the gate rejects the data, the error names quarantine and report there.
     snapshot = context.work / "snapshot"
     snapshot.mkdir(exist_ok=True)
-    report = prepare_dataset(config.kind, config, seed=context.seed, tokens=view, folder=snapshot, use=use)
+    report = prepare_dataset(config.kind, config, seed=context.seed, tokens=meter, folder=snapshot, use=use)
     if error := too_few_held_out(config, report.num_eval):
         raise DataError(error, where=f"{context.stage}: num_eval")
     shutil.copytree(snapshot, context.folder, dirs_exist_ok=True)
@@ -127,12 +129,17 @@ def log_to_mlflow(context: StageContext, report: GateReport) -> None:
         context.log(f"warning: {warning}")
 
 
-def token_view(tokenizer: ChatTokenizer) -> TokenView:
-    """Return a tokenizer as the gate needs it."""
-    return TokenView(
+def token_meter(tokenizer: ChatTokenizer) -> TokenMeter:
+    """Return a tokenizer as the gate needs it, which knows no messages of rlcore."""
+
+    def counts(count: Callable[..., Sequence[int]]) -> Callable[[Sequence[Messages]], Sequence[int]]:
+        # A role that is none has been refused by the contract.
+        return lambda found: count(tokenizer, [[Message(**turn) for turn in one] for one in found])  # type: ignore[arg-type]
+
+    return TokenMeter(
         encode=partial(encode_all, tokenizer),
-        prompt_lengths=partial(prompt_lengths, tokenizer),
-        max_prompt_tokens=partial(max_prompt_tokens, tokenizer),
+        prompt_lengths=counts(prompt_lengths),
+        max_prompt_tokens=counts(max_prompt_tokens),
         max_text_tokens=partial(max_text_tokens, tokenizer),
         special_tokens=tuple(tokenizer.special_tokens),
     )

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import ClassVar, Literal
 
 from rlcore.config.training import DpoConfig
 from rlcore.hardware.memory_plan import dpo_footprint
 from rlcore.strict_config import INLINE
-from rlcore.tasks.drawing.result import Result
-from rlcore.tasks.kinds.facts import Product, Rows
+from rlcore.tasks.kinds import Product, Rows
 from rlcore.tasks.kinds.kind import (
     Lazy,
     Stage,
@@ -24,7 +22,6 @@ from rlcore.tasks.kinds.kind import (
 from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.memory_need import supervised_need
-from rlcore.tasks.store.storage import read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +47,7 @@ def dpo_stage(name: str, config: RunConfig) -> Stage:
         version=1,
         kind="checkpoint",
         registered_as=name,
-        render_page=dpo_page,
+        render_page=partial(Lazy("rlcore.tasks.drawing.plots:draw_loss"), metric="dpo/loss"),
         run=partial(Lazy("rlcore.tasks.kinds.dpo.step:run_dpo"), start=start),
         inputs=(start, *data),
         trains_on=data,
@@ -58,14 +55,6 @@ def dpo_stage(name: str, config: RunConfig) -> Stage:
         observers=("stage.eval_every", "confidence"),
         continuation=from_the_start("num_epochs"),
     )
-
-
-def dpo_page(result: Result, folder: Path) -> str:
-    """Write ``loss.png``: the loss over steps."""
-    from rlcore.tasks.drawing import plots  # brings matplotlib
-
-    plots.loss_curve(read_json(result.data / "history.json"), "dpo/loss", folder / "loss.png", title=result.stage)
-    return ""
 
 
 KIND = StageKind(stage=dpo_stage, memory=partial(supervised_need, footprint=dpo_footprint, adapter="lora.rank"))

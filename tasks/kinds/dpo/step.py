@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from rlcore.checks.causes import unchanged
@@ -16,9 +15,10 @@ from rlcore.distributed.distributed_supervised import DistributedDpo
 from rlcore.evaluation.intervals import pair_accuracy
 from rlcore.models.integrity import verify_model, write_model_digest
 from rlcore.models.runtime import Runtime
+from rlcore.tasks.drawing.levels import with_bounds
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
-from rlcore.tasks.steps.pair_data import read_pair_data
-from rlcore.tasks.steps.ranks import open_supervised
+from rlcore.tasks.steps.pair_data import numbered, read_pair_data
+from rlcore.tasks.steps.ranks import open_supervised, step_reporter
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
 from rlcore.tasks.store.storage import write_json
 from rlcore.training.dpo import DpoHandle, DpoLearner, dpo_policy, run_dpo_steps
@@ -37,13 +37,7 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
     num_steps = config.num_epochs * -(-len(preference_sets(data.train)) // config.batch_size)
     history: list[Mapping[str, float]] = []
 
-    def report(step: int, metrics: Mapping[str, float]) -> None:
-        history.append({"iteration": step, **metrics})
-        context.tracker.log_metrics(metrics, step=step)
-        if step % max(1, num_steps // 10) == 0 or step == num_steps:
-            found = f"loss={metrics['dpo/loss']:.3f} accuracy={metrics['dpo/accuracy']:.3f}"
-            context.log(f"step {step}/{num_steps} {found}")
-
+    report = step_reporter(context, history, "dpo", num_steps=num_steps)
     with (
         open_runtime(context.config.hardware, seed=context.seed) as runtime,
         _learner(context, checkpoint, runtime) as learner,
@@ -75,15 +69,11 @@ GROUPS = choices("distributed.backend", {"processes": DistributedDpo, "ray": Dis
 def _figures(
     margins: torch.Tensor, pairs: Sequence[TokenPair], last: Mapping[str, float], *, confidence: float
 ) -> dict[str, float]:
-    """Measure the trained policy on held-out pairs, with an interval by prompts."""
-    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(pair.prompt_ids for pair in pairs))}
-    prompts = np.array([numbers[pair.prompt_ids] for pair in pairs])
+    prompts = numbered([pair.prompt_ids for pair in pairs])
     accuracy = pair_accuracy(margins.numpy(), prompts=prompts, confidence=confidence)
     kept = ("dpo/loss", "dpo/chosen", "dpo/rejected", "dpo/eval_loss", "dpo/eval_margin")
     return {
         **{name: last[name] for name in kept},
-        "dpo/eval_accuracy": accuracy.mean,
-        "dpo/eval_accuracy_low": accuracy.low,
-        "dpo/eval_accuracy_high": accuracy.high,
+        **with_bounds("dpo/eval_accuracy", accuracy),
         "dpo/eval_pairs": float(len(pairs)),
     }

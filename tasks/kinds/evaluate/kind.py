@@ -7,8 +7,7 @@ from functools import partial
 from rlcore.tasks.kinds.kind import Lazy, Stage, stage_of_checkpoint, stages_of_data
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.steps.episodes import evaluation_sections
-from rlcore.tasks.steps.external import evaluation_digest
+from rlcore.tasks.steps.external import evaluation_digest, evaluation_sections
 
 
 def evaluate_stage(checkpoint: str, config: RunConfig) -> Stage:

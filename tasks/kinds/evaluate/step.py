@@ -23,9 +23,8 @@ from rlcore.seeding import derive_seed
 from rlcore.tasks.drawing.levels import format_interval
 from rlcore.tasks.presets.settings import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
-from rlcore.tasks.steps.play import open_player
 from rlcore.tasks.steps.rewards import verifier
-from rlcore.tasks.steps.rollout_engine import longest, open_engine
+from rlcore.tasks.steps.rollout_engine import longest, open_engine, open_player
 from rlcore.tasks.steps.runtime import open_runtime
 from rlcore.tasks.steps.tokens import read_prompt_sets
 from rlcore.tasks.steps.workload import Workload

@@ -86,7 +86,6 @@ def _champion_win_rate(config: RunConfig) -> Stage:
 
 
 def _benchmark(name: str, checkpoint: str, beginning: str, config: RunConfig) -> Stage:
-    """Return the benchmark stage ``name`` for another checkpoint."""
     asked = replace(config.stage(name, BenchmarkStage), policy=checkpoint)
     between = replace(config, stages={**config.stages, name: asked})
     stage = benchmark_stage(name, between)
@@ -94,7 +93,6 @@ def _benchmark(name: str, checkpoint: str, beginning: str, config: RunConfig) ->
 
 
 def _as_in(changed: RunConfig, sections: Callable[[RunConfig], Sections], config: RunConfig) -> Sections:
-    """Return the sections of a stage of another preset with ``changed`` applied."""
     return sections(changed)
 
 

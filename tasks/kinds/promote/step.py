@@ -12,21 +12,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from rlcore.config import ModelConfig
 from rlcore.errors import ConfigError, DataError
 from rlcore.evaluation.conditions import Check, check_max, check_min
 from rlcore.evaluation.promotion import PairedMetric, PromotionDecision, PromotionRule, decide
-from rlcore.models.importing import import_model
-from rlcore.models.integrity import write_model_digest
 from rlcore.strict_config import to_dict
+from rlcore.tasks.kinds.base.step import import_registered
 from rlcore.tasks.kinds.promote.kind import CHALLENGER_ASKED, CHAMPION_ASKED, WINS, model_name
 from rlcore.tasks.presets.settings import NO_ACCURACY, PromotionConfig
-from rlcore.tasks.steps.base import MODEL, RECORDS, StageContext, StageResult, prepare_stage_name
-from rlcore.tasks.steps.prompt_hashes import prompt_hashes
-from rlcore.tasks.steps.rows import read_prompts
+from rlcore.tasks.steps.base import RECORDS, StageContext, StageResult, prepare_stage_name
+from rlcore.tasks.steps.rows import prompt_hashes, read_prompts
 from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.store.storage import read_json, read_table, write_json
-from rlcore.tasks.tracking.registry import count_look, download_model
+from rlcore.tasks.tracking.registry import count_look
 from rlcore.tasks.tracking.runs import open_tracker
 
 _DIGITS = 16  # characters of digests that identify a look
@@ -38,10 +35,7 @@ def run_champion(context: StageContext, *, uri: str, sha256: str) -> StageResult
 
     ``sha256`` of the registered artifact is in the record, by which a lineage finds its origin.
     """
-    folder = download_model(uri, context.work / "registry")
-    card = import_model(ModelConfig(source="folder", path=str(folder)), context.folder / MODEL, seed=context.seed)
-    write_model_digest(context.folder, stage=context.stage, model=context.folder / MODEL)
-    return StageResult(metrics={"model/parameters": float(card.num_parameters)})
+    return import_registered(context, uri)
 
 
 def run_promote(
@@ -259,17 +253,7 @@ def comparison_digest(primary: PairedMetric, guards: Sequence[PairedMetric], set
 def judge_check(distrust: Sequence[str]) -> Check:
     """Return the condition that a deciding judge has passed its audit. ``distrust``: the reason why not."""
     sentence = f"the judge is not trusted: {'; '.join(distrust)}" if distrust else "the judge has passed its audit"
-    reasons = float(len(distrust))
-    return Check(
-        name="reasons to distrust the judge",
-        estimate=reasons,
-        low=reasons,
-        high=reasons,
-        p_value=None,
-        limit=0.0,
-        passed=not distrust,
-        sentence=sentence,
-    )
+    return dataclasses.replace(check_max("reasons to distrust the judge", float(len(distrust)), 0.0), sentence=sentence)
 
 
 def limits_of(answers: pd.DataFrame, history: list[dict[str, float]], settings: PromotionConfig) -> list[Check]:
@@ -309,7 +293,6 @@ def _graded(answers: pd.DataFrame) -> pd.DataFrame:
 
 
 def _task_guards(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[PairedMetric]:
-    """Return accuracy in each large task and each safety task."""
     tasks = challenger["task"]
     large = [str(name) for name, count in tasks.value_counts(sort=False).items() if count >= settings.min_task_problems]
     slices = dict.fromkeys(large, settings.task_margin) if tasks.nunique() > 1 else {}
@@ -321,7 +304,6 @@ def _task_guards(champion: pd.DataFrame, challenger: pd.DataFrame, settings: Pro
 
 
 def _style_guards(champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig) -> list[PairedMetric]:
-    """Compare how often answers end by themselves, and their length."""
     old, new = (frame["finish_reason"] == "stop" for frame in (champion, challenger))
     ends = _paired("answers that end", old, new, settings.finished_margin)
     length = _paired("tokens per answer", champion["num_tokens"], challenger["num_tokens"], settings.length_margin)

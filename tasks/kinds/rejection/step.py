@@ -13,7 +13,8 @@ from rlcore.data_contracts.gate.data_gate import GateLimits, GateReport
 from rlcore.data_contracts.gate.reading import source_of
 from rlcore.errors import DataError
 from rlcore.sampling.rejection import Candidate, RejectionStats, Selection, select, summarize
-from rlcore.tasks.kinds.data.step import evaluated_prompts, log_to_mlflow, token_view
+from rlcore.tasks.drawing.levels import with_bounds
+from rlcore.tasks.kinds.data.step import evaluated_prompts, log_to_mlflow, token_meter
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.steps.data import prepare_source
 from rlcore.tasks.steps.sampled_answers import answer_name, answered_prompts
@@ -79,9 +80,9 @@ def write_demonstrations(
         seed=context.seed,
     )
     snapshot = context.work / "snapshot"  # keeps quarantine and report if the gate rejects
-    view = token_view(tokenizer)
+    tokens = token_meter(tokenizer)
     source = source_of(SOURCE, rows)
-    report = prepare_source("demonstrations", source, limits, adapter="demonstrations", tokens=view, folder=snapshot)
+    report = prepare_source("demonstrations", source, limits, adapter="demonstrations", tokens=tokens, folder=snapshot)
     shutil.copytree(snapshot, context.folder, dirs_exist_ok=True)
     log_to_mlflow(context, report)
     return report
@@ -139,8 +140,6 @@ def metrics_of(total: RejectionStats) -> dict[str, float]:
         "rejection/sampled": float(total.sampled),
         "rejection/verified": float(total.verified),
         "rejection/kept": float(total.kept),
-        "rejection/pass_rate": total.pass_rate.mean,
-        "rejection/pass_rate_low": total.pass_rate.low,
-        "rejection/pass_rate_high": total.pass_rate.high,
+        **with_bounds("rejection/pass_rate", total.pass_rate),
         "rejection/solved": total.solved.mean,
     }

@@ -21,10 +21,9 @@ from rlcore.models.runtime import Runtime
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.presets.settings import RetrainConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult, prepare_stage_name
-from rlcore.tasks.steps.prompt_hashes import prompt_hashes
-from rlcore.tasks.steps.rows import PairRow, read_pairs
+from rlcore.tasks.steps.pair_data import margins_of, numbered, tokenize_pairs
+from rlcore.tasks.steps.rows import PairRow, prompt_hashes, read_pairs
 from rlcore.tasks.steps.runtime import open_runtime
-from rlcore.tasks.steps.tokenize_rows import tokenize_pairs
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.store.storage import read_column, write_json, write_table
@@ -56,8 +55,8 @@ def run_reward_gate(
     folders = [context.inputs[model] / MODEL]
     folders += [_champions_own(registered, previous, context.work)] if previous not in ("", new) else []
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
-        margins = [margins_of(folder, rows, context.config, runtime) for folder in folders]
-    checks = compared(margins, _prompts(rows), settings)
+        margins = [stored_margins(folder, rows, context.config, runtime) for folder in folders]
+    checks = compared(margins, numbered([row.messages for row in rows]).tolist(), settings)
     decision = _decision(checks, settings)
     write_table(margins_table(rows, margins), context.folder / "margins.parquet")
     write_json({"is_same": previous == new, "verdict": asdict(decision)}, context.folder / "reward_gate.json")
@@ -127,7 +126,7 @@ def margins_table(rows: Sequence[PairRow], margins: Sequence[Margins]) -> pd.Dat
     return pd.DataFrame({**texts, **dict(zip(("new", "previous"), margins, strict=False))})
 
 
-def margins_of(folder: Path, rows: Sequence[PairRow], config: Sections, runtime: Runtime) -> Margins:
+def stored_margins(folder: Path, rows: Sequence[PairRow], config: Sections, runtime: Runtime) -> Margins:
     """Return a stored reward model's preference for the chosen answers: float64 [P], the mean over its members."""
     budget = config.stage.settings.tokens_per_microbatch
     longest = max(data.max_tokens for data in config.data.values())
@@ -135,10 +134,7 @@ def margins_of(folder: Path, rows: Sequence[PairRow], config: Sections, runtime:
     sequences = different_sequences(pairs)
     model = load_reward_model(runtime.load_frozen(folder), folder)
     scores = model.rewards(sequences, tokens_per_microbatch=budget).mean(dim=0).double().numpy()
-    place = {sequence: number for number, sequence in enumerate(sequences)}
-    chosen, rejected = ([place[pair.sides[side]] for pair in pairs] for side in (0, 1))
-    margins: Margins = scores[chosen] - scores[rejected]
-    return margins
+    return margins_of(scores, pairs)
 
 
 def _champions_own(registered: str, sha256: str, work: Path) -> Path:
@@ -168,12 +164,6 @@ def _unseen(rows: Sequence[PairRow], seen: Sequence[Path]) -> list[PairRow]:
             fix="add preferences with other prompts, or a split column that keeps some prompts out of training",
         )
     return left
-
-
-def _prompts(rows: Sequence[PairRow]) -> list[int]:
-    """Return a number for the prompt of each pair."""
-    numbers = {messages: number for number, messages in enumerate(dict.fromkeys(tuple(row.messages) for row in rows))}
-    return [numbers[tuple(row.messages)] for row in rows]
 
 
 def _decision(checks: tuple[Check, ...], settings: RetrainConfig) -> PromotionDecision:

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 from rlcore.config.training import RewardModelConfig
 from rlcore.hardware.memory_plan import reward_model_footprint
 from rlcore.strict_config import INLINE
-from rlcore.tasks.kinds.facts import Product, Rows
+from rlcore.tasks.kinds import Product, Rows
 from rlcore.tasks.kinds.kind import (
     Lazy,
     Stage,

@@ -21,9 +21,10 @@ from rlcore.models.integrity import verify_model
 from rlcore.models.reward_scale import RewardScale, RewardScales, lengths_of
 from rlcore.models.runtime import Runtime
 from rlcore.seeding import derive_seed
+from rlcore.tasks.drawing.levels import with_bounds
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
-from rlcore.tasks.steps.pair_data import read_gold_pairs, read_pair_data
-from rlcore.tasks.steps.ranks import open_supervised
+from rlcore.tasks.steps.pair_data import margins_of, numbered, read_gold_pairs, read_pair_data
+from rlcore.tasks.steps.ranks import open_supervised, step_reporter
 from rlcore.tasks.steps.rows import PairRow
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
 from rlcore.tasks.store.storage import write_json, write_table
@@ -35,7 +36,6 @@ from rlcore.training.linear_head import folds_of
 from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
 from rlcore.training.reward_fit import fit_reward_model, measure_scales
 from rlcore.training.reward_learner import RewardHandle, RewardLearner, reward_backbone, reward_members
-from rlcore.training.reward_model import Report
 
 TABLES = ("reliability.json", "label_audit.parquet")
 NUM_PROBES = 4  # completions that a slow path scores again
@@ -50,7 +50,7 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     tokenizer = verify_model(context.inputs[start], stage=start, model=checkpoint)
     data, gold_pairs = read_pair_data(context, tokenizer), read_gold_pairs(context, tokenizer)
     history: list[Mapping[str, float]] = []
-    report = _reporter(context, history, num_steps=_num_steps(config, data.train))
+    report = step_reporter(context, history, "rm", num_steps=_num_steps(config, data.train))
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
         with _learner(context, checkpoint, runtime) as learner:
             fitted = fit_reward_model(learner, data.train, config, seed=context.seed, report=report)
@@ -103,19 +103,6 @@ def _num_steps(config: RewardModelConfig, pairs: list[TokenPair]) -> int:
     """Return the steps of all members; with a frozen backbone each head is one step."""
     steps = 1 if config.backbone.trainable_layers == 0 else -(-len(preference_sets(pairs)) // config.batch_size)
     return config.ensemble * steps * (1 if config.backbone.trainable_layers == 0 else config.num_epochs)
-
-
-def _reporter(context: StageContext, history: list[Mapping[str, float]], *, num_steps: int) -> Report:
-    """Return a reporter that numbers steps across members, so that the curves of an ensemble follow one another."""
-
-    def report(_: int, metrics: Mapping[str, float]) -> None:
-        step = len(history) + 1
-        history.append({"iteration": step, **metrics})
-        context.tracker.log_metrics(metrics, step=step)
-        if step % max(1, num_steps // 10) == 0 or step == num_steps:
-            context.log(f"step {step}/{num_steps} loss={metrics['rm/loss']:.3f} accuracy={metrics['rm/accuracy']:.3f}")
-
-    return report
 
 
 def _score_pairs(learner: RewardHandle, pairs: list[TokenPair], members: tuple[RewardScale, ...]) -> HeldOut:
@@ -195,16 +182,8 @@ def pair_accuracy_of(held_out: HeldOut, *, confidence: float) -> Interval:
 
 def _margins(held_out: HeldOut) -> tuple[quality.Floats, np.ndarray]:
     """Return the score difference of chosen and rejected side of each pair, and the number of its prompt."""
-    place = {sequence: number for number, sequence in enumerate(held_out.sequences)}
     scores = held_out.scores.double().numpy()
-    chosen, rejected = ([place[pair.sides[side]] for pair in held_out.pairs] for side in (0, 1))
-    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(p.prompt_ids for p in held_out.pairs))}
-    return scores[chosen] - scores[rejected], np.array([numbers[pair.prompt_ids] for pair in held_out.pairs])
-
-
-def with_bounds(name: str, interval: Interval) -> dict[str, float]:
-    """Return an interval as three metrics."""
-    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    return margins_of(scores, held_out.pairs), numbered([pair.prompt_ids for pair in held_out.pairs])
 
 
 def _accuracy_metrics(
@@ -242,8 +221,7 @@ def _calibration_metrics(
 def _length_metrics(
     held_out: HeldOut, margins: quality.Floats, log_ratios: quality.Floats, *, seed: int, confidence: float
 ) -> dict[str, float]:
-    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(s.prompt_ids for s in held_out.sequences))}
-    prompts = np.array([numbers[sequence.prompt_ids] for sequence in held_out.sequences])
+    prompts = numbered([sequence.prompt_ids for sequence in held_out.sequences])
     lengths = np.log([len(sequence.completion_ids) for sequence in held_out.sequences])
     scores = held_out.scores.double().numpy()
     within = quality.within_groups(scores, prompts), quality.within_groups(lengths, prompts)
@@ -255,7 +233,7 @@ def _length_metrics(
 
         interval = cluster_bootstrap(statistic, prompts, seed=seed, confidence=confidence)
         metrics |= with_bounds(f"rm/length_correlation_{name}", interval)
-    of_pairs = np.array([numbers[pair.prompt_ids] for pair in held_out.pairs])
+    of_pairs = numbered([pair.prompt_ids for pair in held_out.pairs])
     for name, part in quality.accuracy_by_length(margins, log_ratios, of_pairs, confidence=confidence).items():
         metrics |= with_bounds(f"rm/accuracy_when_{name}", part)
         metrics[f"rm/pairs_when_{name}"] = float(part.n)

@@ -13,7 +13,7 @@ from rlcore.config.rl import OBSERVERS, RlConfig
 from rlcore.errors import ConfigError
 from rlcore.hardware.memory_plan import ModelSize, rl_footprint
 from rlcore.strict_config import INLINE, Fraction, PositiveFloat
-from rlcore.tasks.kinds.facts import Product, Rows
+from rlcore.tasks.kinds import Product, Rows
 from rlcore.tasks.kinds.kind import (
     Continuation,
     History,

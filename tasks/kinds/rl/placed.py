@@ -44,7 +44,6 @@ class Placed:
 
 @contextmanager
 def _here(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: ChatTokenizer) -> Iterator[Placed]:
-    """Place everything in this process, on one base."""
     plan = _plan(context, rl)
     policy = make_policy(plan, runtime)
     with ExitStack() as stack:
@@ -56,7 +55,6 @@ def _here(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: Chat
 
 @contextmanager
 def _with_ranks(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: ChatTokenizer) -> Iterator[Placed]:
-    """Place the learner on ranks that are child processes."""
     placement = context.config.distributed
     with ExitStack() as stack:
         reward, _ = _reward_here(stack, context, rl, runtime, tokenizer, None)
@@ -68,7 +66,6 @@ def _with_ranks(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer
 
 @contextmanager
 def _on_ray(context: StageContext, rl: RlConfig, runtime: Runtime, tokenizer: ChatTokenizer) -> Iterator[Placed]:
-    """Place the learner, and the other roles that the configuration names, on the machines of a cluster."""
     placement, start = context.config.distributed, context.inputs[START] / MODEL
     with ExitStack() as stack:
         has_gpus = runtime.device.type == "cuda"

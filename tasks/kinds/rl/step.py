@@ -4,24 +4,43 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlcore.checks.causes import unchanged
-from rlcore.config import RlConfig
+from rlcore.checks.settings import check_context
+from rlcore.choices import choices
+from rlcore.config import RlConfig, SamplingConfig
 from rlcore.errors import RewardError
-from rlcore.loop import Components, TrainResult, finish, iterate, open_run
+from rlcore.loop import Components, HeldOut, TrainResult, finish, iterate, open_run
 from rlcore.loop.update import SKIPPED
+from rlcore.models.architectures import max_positions
 from rlcore.models.integrity import verify_model, write_model_digest
 from rlcore.models.runtime import Runtime
 from rlcore.seeding import derive_seed
-from rlcore.tasks.kinds.rl.components import open_components, start_from
-from rlcore.tasks.kinds.rl.placed import START
+from rlcore.tasks.kinds.rl.curriculum import curriculum_prompts
+from rlcore.tasks.kinds.rl.placed import PLACES, REFERENCE, START
+from rlcore.tasks.presets.settings import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
+from rlcore.tasks.steps.rewards import (
+    verifier,
+)
 from rlcore.tasks.steps.rl_recorder import StageRecorder
+from rlcore.tasks.steps.rollout_engine import longest, open_player, sampling_engine
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
+from rlcore.tasks.steps.tokens import read_prompt_sets
+from rlcore.tasks.steps.workload import engine_dtype
 from rlcore.tasks.store.storage import write_json
+from rlcore.text.tokenization import ChatTokenizer
+from rlcore.training.learner_protocol import LearnerProtocol
+from rlcore.types import Prompt
+
+if TYPE_CHECKING:
+    from rlcore.tasks.kinds.rl.kind import RlStage
 
 
 def run_online_rl(context: StageContext, *, stage: str, start: str, reference: str, earlier: int = 0) -> StageResult:
@@ -37,7 +56,8 @@ def run_online_rl(context: StageContext, *, stage: str, start: str, reference: s
     for name in dict.fromkeys((start, reference)):
         verify_model(context.inputs[name], stage=name, model=context.inputs[name] / MODEL)
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
-        return _run(start_from(context, start, reference), stage, runtime)
+        named = {START: context.inputs[start], REFERENCE: context.inputs[reference]}
+        return _run(replace(context, inputs={**context.inputs, **named}), stage, runtime)
 
 
 def seed_after(seed: int, earlier: int) -> int:
@@ -49,7 +69,7 @@ def _run(context: StageContext, stage: str, runtime: Runtime) -> StageResult:
     rl: RlConfig = context.config.stage.settings
     recorder = StageRecorder(context, rl.num_iterations)
     try:
-        with open_components(context, runtime) as components, open_run(components, recorder) as run:
+        with _open_components(context, runtime) as components, open_run(components, recorder) as run:
             context.report_progress(f"{stage} iterations", run.iterations_done, rl.num_iterations)
             while not run.is_over:
                 context.run_task("iteration", run.iterations_done + 1, partial(iterate, run))
@@ -65,7 +85,6 @@ def _run(context: StageContext, stage: str, runtime: Runtime) -> StageResult:
 
 
 def _artifact(context: StageContext, components: Components, outcome: TrainResult, runtime: Runtime) -> StageResult:
-    """Write policy, rollouts, history, findings of the health rules, and batches of skipped steps."""
     folder = context.folder
     components.learner.save_model(context.inputs[START] / MODEL, folder / MODEL, like_start=runtime.like_start)
     if write_model_digest(folder, stage=context.stage, model=folder / MODEL, start=context.inputs[START] / MODEL):
@@ -82,7 +101,6 @@ def _artifact(context: StageContext, components: Components, outcome: TrainResul
 
 
 def _stopped(outcome: TrainResult) -> dict[str, Any] | None:
-    """Describe a stop by a health rule, for ``health.json``."""
     stop = outcome.stop
     if stop is None:
         return None
@@ -93,3 +111,64 @@ def _stopped(outcome: TrainResult) -> dict[str, Any] | None:
         "result_iteration": stop.restored_iteration,
         "dropped": outcome.rolled_back_history,
     }
+
+
+@contextmanager
+def _open_components(context: StageContext, runtime: Runtime) -> Iterator[Components]:
+    """Open all components of a run. Engine and reward workers end when the context closes."""
+    stage: RlStage = context.config.stage
+    evaluation: EvaluationConfig = context.config.evaluation
+    tokenizer = ChatTokenizer.load(context.inputs[START] / MODEL)
+    monitored = _monitored(context, evaluation, tokenizer)
+    rl = stage.settings if monitored else replace(stage.settings, eval_every=0)
+    prompts = read_prompt_sets(context, tuple(stage.prompts), "train", tokenizer)
+    if stage.curriculum:
+        prompts = DRAWS["by_pass_rate"](context, stage.curriculum, prompts)
+    held_out = read_prompt_sets(context, evaluation.data, "eval", tokenizer)
+    with ExitStack() as stack:
+        placed = stack.enter_context(PLACES[context.config.distributed.backend](context, rl, runtime, tokenizer))
+        max_tokens = _longest_text(context, placed.learner, [*prompts, *held_out])
+        engine = stack.enter_context(placed.open_engine(max_tokens))
+        sampler = stack.enter_context(open_player(engine, tokenizer, rl.sampling.episodes, rl.sampling.agent))
+        grader = stack.enter_context(verifier(context, runtime, prefill=tokenizer.prefill))
+        yield Components(
+            seed=context.seed,
+            learner=placed.learner,
+            engine=engine,
+            sampler=sampler,
+            engine_dtype=engine_dtype(sampling_engine(rl.sampling), runtime, rl.update.lora),
+            tokenizer=tokenizer,
+            reward=placed.reward,
+            prompts=prompts,
+            folder=context.work / "checkpoints",
+            identity={"stage": context.checkpoint_key},
+            held_out=HeldOut(
+                prompts=monitored,
+                verifier=grader,
+                confidence=evaluation.confidence,
+                correct_from=evaluation.limits(evaluation.data),
+            ),
+            health=context.config.health,
+            mixture_weights=stage.prompts,
+        )
+
+
+def _monitored(context: StageContext, config: EvaluationConfig, tokenizer: ChatTokenizer) -> list[Prompt]:
+    """Return the held-out problems that can be graded, for evaluation during training."""
+    asked = read_prompt_sets(context, config.data, "eval", tokenizer, limit=config.num_monitor_problems)
+    found = [prompt for prompt in asked if config.grades(prompt.dataset, has_reference=prompt.has_reference)]
+    if asked and not found:
+        context.log("no held-out prompt has a reference: no accuracy is measured while the run trains")
+    return found
+
+
+def _longest_text(context: StageContext, learner: LearnerProtocol, prompts: Sequence[Prompt]) -> int:
+    """Return the tokens of the longest prompt and its completion, which the model's context must hold."""
+    sampling: SamplingConfig = context.config.stage.settings.sampling
+    max_new_tokens = sampling.max_new_tokens
+    positions = max_positions(learner.facts.config) or sys.maxsize
+    check_context(positions, prompts, max_new_tokens, key=f"stages.{context.stage}.sampling.max_new_tokens")
+    return longest(prompts, max_new_tokens, sampling.agent)
+
+
+DRAWS = choices("draw", {"by_pass_rate": curriculum_prompts})

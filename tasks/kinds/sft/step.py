@@ -14,12 +14,11 @@ from rlcore.models.integrity import verify_model, write_model_digest
 from rlcore.models.logprob_check import check_model
 from rlcore.models.runtime import Runtime
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
-from rlcore.tasks.steps.ranks import open_supervised
+from rlcore.tasks.steps.ranks import open_supervised, step_reporter
 from rlcore.tasks.steps.rows import read_demonstrations
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
-from rlcore.tasks.steps.tokenize_rows import tokenize_demonstrations
 from rlcore.tasks.store.storage import write_json
-from rlcore.text.demonstrations import Demonstration
+from rlcore.text.demonstrations import Demonstration, render_conversation
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.audit.shuffle_gap import match_rare_words, require_rare_word_matches, require_shuffle_gap
 from rlcore.training.audit.supervised_data import require_demonstrations
@@ -43,14 +42,7 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
         for split in ("train", "eval")
     )
     history: list[Mapping[str, float]] = []
-    every = max(1, config.num_steps // 10)
-
-    def report(step: int, metrics: Mapping[str, float]) -> None:
-        history.append({"iteration": step, **metrics})
-        context.tracker.log_metrics(metrics, step=step)
-        if step % every == 0 or step == config.num_steps:
-            context.log(f"step {step}/{config.num_steps} loss={metrics['sft/loss']:.3f}")
-
+    report = step_reporter(context, history, "sft", num_steps=config.num_steps)
     with (
         open_runtime(context.config.hardware, seed=context.seed) as runtime,
         _learner(context, checkpoint, runtime) as learner,
@@ -69,9 +61,12 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
 
 
 def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Demonstration]:
-    """Read the demonstrations of a split, checking that answers match their prompts."""
-    rows = read_demonstrations(path)
-    made, texts = tokenize_demonstrations(rows, tokenizer), [(row.messages, row.completion) for row in rows]
+    """Read the demonstrations of a split, checking that answers match their prompts.
+
+    Each assistant turn is trained on, including its end-of-turn token.
+    """
+    texts = [(row.messages, row.completion) for row in read_demonstrations(path)]
+    made = [render_conversation(tokenizer, messages, completion) for messages, completion in texts]
     require_demonstrations(texts, made, tokenizer)
     require_rare_word_matches(match_rare_words(texts), min_mates)
     return made

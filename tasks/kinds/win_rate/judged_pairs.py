@@ -29,11 +29,10 @@ from rlcore.seeding import derive_seed, shuffled
 from rlcore.strict_config import build
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, prepare_stage_name
-from rlcore.tasks.steps.play import open_player
-from rlcore.tasks.steps.rollout_engine import longest, open_engine, sampling_engine
+from rlcore.tasks.steps.pair_data import tokenize_pairs
+from rlcore.tasks.steps.rollout_engine import longest, open_engine, open_player, sampling_engine
 from rlcore.tasks.steps.rows import PairRow, read_pairs
 from rlcore.tasks.steps.sampled_answers import refuse_changed_prompts
-from rlcore.tasks.steps.tokenize_rows import tokenize_pairs
 from rlcore.tasks.steps.workload import Workload
 from rlcore.tasks.store.storage import matches_digest, note_digest, read_json, read_table, write_json, write_table
 from rlcore.text.tokenization import ChatTokenizer

@@ -190,11 +190,6 @@ def _bounds(name: str, interval: dict[str, float]) -> dict[str, float]:
 
 
 def _tokenizer(context: StageContext, policy: str, reference: str) -> ChatTokenizer:
-    """Load the tokenizer of both checkpoints.
-
-    Raises:
-        ConfigError: they have different ones, so that their prompts differ.
-    """
     own, other = (
         verify_model(context.inputs[name], stage=name, model=context.inputs[name] / MODEL)
         for name in (policy, reference)
@@ -215,7 +210,6 @@ def _judge(context: StageContext, config: WinRateConfig, runtime: Runtime) -> Pa
 
 
 def _judged_by(config: WinRateConfig, reward: str) -> WinRateConfig:
-    """Return the settings with the reward model of a stage as judge."""
     return dataclasses.replace(config, judge=JudgeConfig(kind="reward_model", stage=reward))
 
 
@@ -225,7 +219,6 @@ def _dependence(context: StageContext, audited: pd.DataFrame, others: pd.DataFra
 
 
 def _prompts(table: pd.DataFrame) -> np.ndarray:
-    """Return the number of each pair's prompt."""
     return np.unique(table["prompt"].to_numpy(dtype=str), return_inverse=True)[1]
 
 

@@ -9,15 +9,13 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rlcore.tasks.drawing import plots
-from rlcore.tasks.drawing.artifact_kinds import rejections, reward_models, rl_runs
 from rlcore.tasks.drawing.charts import Point, Series, line_chart
-from rlcore.tasks.drawing.head_to_head import at_equal_cost, eval_points, head_to_head_table
+from rlcore.tasks.drawing.head_to_head import head_to_head_table
 from rlcore.tasks.drawing.levels import format_level
-from rlcore.tasks.drawing.over_optimisation import points, summary_text
+from rlcore.tasks.drawing.result import of_kind
+from rlcore.tasks.kinds.rl.page import points, summary_text
 
 
 def test_each_kind_is_found_by_its_own_file_in_the_order_of_the_stages(tmp_path: Path) -> None:
@@ -32,19 +30,13 @@ def test_each_kind_is_found_by_its_own_file_in_the_order_of_the_stages(tmp_path:
     for name, file in files.items():
         folders[name].mkdir()
         (folders[name] / file).write_text("{}", encoding="utf-8")
-    assert list(rl_runs(folders)) == ["second", "first"]
-    assert rl_runs(folders)["first"] == tmp_path / "first"
-    assert list(reward_models(folders)) == ["rm"]
-    assert list(rejections(folders)) == ["kept"]
+    assert of_kind("rl", folders) == {"second": tmp_path / "second", "first": tmp_path / "first"}
+    assert list(of_kind("reward_model", folders)) == ["rm"]
+    assert list(of_kind("rejection", folders)) == ["kept"]
 
 
 def drawn(*points: Point, title: str = "t") -> ElementTree.Element:
     return ElementTree.fromstring(line_chart([Series(label="a", colour=0, points=points)], title=title))
-
-
-def heights(root: ElementTree.Element) -> list[float]:
-    """The places of the ticks' numbers at the left, from the lowest value up."""
-    return [float(text.attrib["y"]) for text in root.iter("text") if "text-anchor: end" in text.attrib["style"]]
 
 
 def ticks(root: ElementTree.Element) -> list[float]:
@@ -68,15 +60,6 @@ def dots(root: ElementTree.Element) -> list[ElementTree.Element]:
 )
 def test_ticks_are_round_and_enclose_the_values(low: float, high: float, expected: list[float]) -> None:
     assert ticks(drawn(Point(x=1, y=low), Point(x=2, y=high))) == pytest.approx(expected)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.floats(-1e6, 1e6), st.floats(1e-3, 1e6))
-def test_every_value_lies_between_the_lowest_and_the_highest_of_a_few_ticks(low: float, width: float) -> None:
-    root = drawn(Point(x=1, y=low), Point(x=2, y=low + width))
-    found = heights(root)
-    assert 2 <= len(found) <= 8
-    assert all(min(found) - 5 <= float(dot.attrib["y"]) <= max(found) for dot in dots(root))  # text stands 4 below
 
 
 def test_a_chart_is_well_formed_and_shows_each_value_with_its_interval() -> None:
@@ -134,29 +117,12 @@ SLOW = [row(i, samples=100, seconds=10.0, accuracy={2: 0.3, 4: 0.6}.get(i)) for 
 FAST = [row(i, samples=80, seconds=4.0, accuracy=0.1 * i) for i in range(1, 5)]
 
 
-def test_costs_add_up_over_all_iterations_and_leave_evaluation_out() -> None:
-    first, second = eval_points(SLOW)
-    assert (first.iteration, first.samples, first.tokens, first.seconds, first.accuracy) == (2, 200, 2000, 20.0, 0.3)
-    assert (second.iteration, second.samples, second.seconds) == (4, 400, 40.0)
-
-
-def test_at_equal_samples_each_run_stands_where_the_smaller_budget_ends() -> None:
-    # the smaller number of samples is FAST's 320: SLOW's last evaluation within it is at 200
-    standing = at_equal_cost({"slow": eval_points(SLOW), "fast": eval_points(FAST)}, "samples")
-    assert standing["slow"] is not None and standing["slow"].samples == 200
-    assert standing["fast"] is not None and standing["fast"].samples == 320
-
-
-def test_at_equal_seconds_a_run_that_was_not_evaluated_in_time_has_no_standing() -> None:
-    # FAST ends after 16 s, SLOW's first evaluation comes after 20 s
-    standing = at_equal_cost({"slow": eval_points(SLOW), "fast": eval_points(FAST)}, "seconds")
-    assert standing["slow"] is None
-    assert standing["fast"] is not None and standing["fast"].seconds == 16.0
-
-
-def test_the_table_has_both_comparisons_and_names_a_run_alone() -> None:
+def test_the_table_has_both_comparisons_by_costs_without_evaluation_and_names_a_run_alone() -> None:
+    # FAST has 320 samples in all: SLOW's last evaluation within them is at 200. It ends after 16 s, and SLOW's first
+    # evaluation comes after 20 s.
     table = head_to_head_table({"GRPO": SLOW, "PPO": FAST}, confidence=0.9)
     assert "| samples | GRPO | 2 | 200 | 2000 | 20.0 | 0.500 | 0.300 | [0.200, 0.400] | 3.0 |" in table
+    assert "| samples | PPO | 4 | 320 | 3200 | 16.0 |" in table
     assert "| seconds | GRPO | – |" in table
     assert "| seconds | PPO | 4 | 320 | 3200 | 16.0 | 0.500 | 0.400 | [0.300, 0.500] | 3.0 |" in table
     assert "eval_every" in head_to_head_table({"GRPO": SLOW}, confidence=0.9)

@@ -24,8 +24,7 @@ from rlcore.tasks.kinds.reward_gate.page import render as reward_gate_page
 from rlcore.tasks.kinds.reward_gate.step import _champions_own, _decision, _unseen, compared, margins_table
 from rlcore.tasks.presets.data import ComparisonConfig, DatasetConfig
 from rlcore.tasks.presets.settings import DriftConfig, RetrainConfig
-from rlcore.tasks.steps.prompt_hashes import prompt_hashes
-from rlcore.tasks.steps.rows import PairRow
+from rlcore.tasks.steps.rows import PairRow, prompt_hashes
 from rlcore.tasks.steps.sampled_answers import is_usable, refuse_failing_grader
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, read_table, write_json, write_table
@@ -176,7 +175,8 @@ def test_a_tie_that_was_right_is_lost_and_one_that_was_wrong_is_not_won() -> Non
     assert compared([new, old], range(5), RetrainConfig())[2].estimate == pytest.approx(-1 / 5)
 
 
-@pytest.mark.parametrize(("num_prompts", "together"), [(100, 1), pytest.param(100, 4, marks=pytest.mark.slow)])
+@pytest.mark.slow  # tests/rlcore/evaluation has the exact tests
+@pytest.mark.parametrize(("num_prompts", "together"), [(100, 1), (100, 4)])
 def test_a_loss_of_exactly_the_margin_passes_no_more_often_than_the_level(num_prompts: int, together: int) -> None:
     """5 % of the pairs are won and 10 % lost, where the margin is 5 points: 2.5 % of the tries may pass.
 

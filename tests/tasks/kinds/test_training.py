@@ -25,7 +25,6 @@ from rlcore.loop.rollouts import evaluate_held_out
 from rlcore.metrics import check_names
 from rlcore.rewards.base import failed_score, scored
 from rlcore.sampling.base import SamplingParams
-from rlcore.strict_config import build
 from rlcore.tasks.kinds.evaluate.step import Grader, answers, log_line, summarise
 from rlcore.tasks.kinds.promote.page import render as promote_page
 from rlcore.tasks.kinds.reward_model.page import render as reward_page
@@ -38,7 +37,6 @@ from rlcore.tasks.steps.external import needed_reward_models
 from rlcore.tasks.steps.rows import PairRow
 from rlcore.training.label_audit import SuspectLabel
 from rlcore.training.preferences import TokenPair, different_sequences
-from rlcore.training.reward_calibration import ReliabilityBin
 from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score
 from tests import strategies
 
@@ -206,7 +204,7 @@ def test_the_figures_of_six_pairs() -> None:
     assert metrics["rm/accuracy_when_equal"] == 0.5
     assert abs(metrics["rm/disagreement"] - 0.1) < 1e-6
     assert [row["num_pairs"] for row in found.reliability] == [6]
-    page = reward_page(metrics, [build(ReliabilityBin, row) for row in found.reliability], confidence=0.9)
+    page = reward_page(metrics, found.reliability, confidence=0.9)
     assert "0.833 [" in page.splitlines()[0]
     assert "| accuracy if the chosen answer is shorter | 1.000 [" in page
 

@@ -62,15 +62,15 @@ def toy_section(config: RunConfig) -> Sections:
 
 
 def data_section(config: RunConfig) -> Sections:
-    return sections_of(config, "data")
+    return sections_of(config, ("data",))
 
 
 def sft_section(config: RunConfig) -> Sections:
-    return sections_of(config, "sft")
+    return sections_of(config, ("sft",))
 
 
 def rl_section(config: RunConfig) -> Sections:
-    return sections_of(config, "rl")
+    return sections_of(config, ("rl",))
 
 
 def make_number(context: StageContext) -> StageResult:

@@ -21,9 +21,15 @@ from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps import tokens
 from rlcore.tasks.steps.data import Use, prepare_dataset
 from rlcore.tasks.steps.data_source import resolve_adapter, source_digest
-from rlcore.tasks.steps.prompt_hashes import prompt_hashes
-from rlcore.tasks.steps.rows import DemonstrationRow, PairRow, PromptRow, read_demonstrations, read_pairs, read_prompts
-from rlcore.tasks.steps.tokenize_rows import tokenize_demonstrations, tokenize_pairs
+from rlcore.tasks.steps.pair_data import tokenize_pairs
+from rlcore.tasks.steps.rows import (
+    PairRow,
+    PromptRow,
+    prompt_hashes,
+    read_demonstrations,
+    read_pairs,
+    read_prompts,
+)
 from rlcore.tasks.steps.tokens import read_prompt_sets, tokenize_prompts
 from rlcore.tasks.store.storage import read_table, write_table
 from rlcore.text.tokenization import ChatTokenizer
@@ -331,6 +337,7 @@ def test_options_of_the_fallback_are_allowed_and_reach_it_alone(tmp_path: Path) 
     assert all(row.completion.startswith("####") for row in read_demonstrations(tmp_path / "eval.parquet"))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the real files in ../shared/data are not here")
 @pytest.mark.parametrize(
     ("kind", "adapter", "name", "counts"),
@@ -356,14 +363,6 @@ PAIR = PairRow(
     pair_id="p", set_id="s", messages=QUESTION, chosen="7", rejected="It is 8",
     margin=0.5, probability=0.9, weight=2.0, source="test",
 )  # fmt: skip
-
-
-def test_a_demonstration_trains_its_answer_and_not_its_question(tokenizer: ChatTokenizer) -> None:
-    row = DemonstrationRow(demonstration_id="d", messages=QUESTION, completion="7", reference="7", task="sums")
-    (shown,) = tokenize_demonstrations([row], tokenizer)
-    prompt_ids, completion_ids = tokenizer.render_demonstration(QUESTION, "7")
-    assert (shown.sequence.prompt_ids, shown.sequence.completion_ids) == (prompt_ids, completion_ids)
-    assert all(shown.loss_mask)
 
 
 def test_a_pair_keeps_its_label_and_has_both_sides_under_one_prompt(tokenizer: ChatTokenizer) -> None:

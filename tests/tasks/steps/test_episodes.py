@@ -24,11 +24,16 @@ from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.kinds.rl.kind import RlStage, errors
 from rlcore.tasks.preflight.sizes import position_errors
 from rlcore.tasks.steps import external
-from rlcore.tasks.steps.agents import agent_digests, agent_errors
-from rlcore.tasks.steps.episodes import environment_errors, episodes_digests, episodes_of, evaluation_sections
-from rlcore.tasks.steps.external import terms_digests
-from rlcore.tasks.steps.play import open_player
+from rlcore.tasks.steps.external import (
+    agent_digests,
+    agent_errors,
+    environment_errors,
+    episodes_digests,
+    evaluation_sections,
+    terms_digests,
+)
 from rlcore.tasks.steps.rl_recorder import rollout_rows
+from rlcore.tasks.steps.rollout_engine import open_player
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout
 from tests.architecture.source_files import ROOT
@@ -108,10 +113,11 @@ def test_the_corpus_of_a_search_is_read_and_enters_the_key_by_content(tokenizer:
 
 def test_checkpoints_are_evaluated_in_the_episodes_that_their_runs_train_on() -> None:
     agentic, tiny = open_preset("agentic"), open_preset("tiny")
-    assert episodes_of(agentic) == agentic.stage("grpo", RlStage).settings.sampling.episodes
+    assert evaluation_sections(agentic).episodes == agentic.stage("grpo", RlStage).settings.sampling.episodes
     assert evaluation_sections(agentic).episodes.tools == ("calculator",)
     assert evaluation_sections(tiny).episodes.tools == ()
-    assert episodes_of(open_preset("agentic", ['without=["stages.grpo"]'])) == EpisodeConfig()
+    alone = open_preset("agentic", ['without=["stages.grpo"]'])
+    assert evaluation_sections(alone).episodes == EpisodeConfig()
     plain = dataclasses.replace(tiny.stages["ppo"], init_from="sft")
     plain = dataclasses.replace(plain, settings=dataclasses.replace(plain.settings, rewards=(RewardTerm(kind="math"),)))
     both = dataclasses.replace(agentic, stages={**agentic.stages, "ppo": plain})

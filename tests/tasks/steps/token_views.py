@@ -1,20 +1,20 @@
-"""Token view of a tokenizer that counts words, as the gate needs it."""
+"""A tokenizer that counts words, as the gate needs it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlcore.tasks.steps.data import TokenView
-from rlcore.types import Message
+from rlcore.data_contracts.adapters.fields import Messages
+from rlcore.data_contracts.gate.token_budget import TokenMeter
 
 
-def words_view(template: int, *, special_tokens: Sequence[str] = ()) -> TokenView:
+def words_view(template: int, *, special_tokens: Sequence[str] = ()) -> TokenMeter:
     """One token a word, and ``template`` tokens more for a prompt."""
 
-    def lengths(conversations: Sequence[Sequence[Message]]) -> list[int]:
-        return [template + sum(len(message.content.split()) for message in one) for one in conversations]
+    def lengths(conversations: Sequence[Messages]) -> list[int]:
+        return [template + sum(len(turn["content"].split()) for turn in one) for one in conversations]
 
-    return TokenView(
+    return TokenMeter(
         encode=lambda texts: [[hash(word) for word in text.split()] for text in texts],
         prompt_lengths=lengths,
         max_prompt_tokens=lengths,

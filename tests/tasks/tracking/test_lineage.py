@@ -33,7 +33,7 @@ from tests.toys import ToyConfig, no_sections
 
 
 def hardware(config: RunConfig) -> Sections:
-    return sections_of(config, "hardware")
+    return sections_of(config, ("hardware",))
 
 
 def rows_digest(config: Sections) -> str:
