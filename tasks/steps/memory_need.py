@@ -146,7 +146,7 @@ def engine_bytes(engine: EngineConfig, size: ModelSize, device: Device) -> int:
     is_cuda, count = device.type == "cuda", torch.cuda.device_count()
     cards = VisibleGpus(count=max(int(is_cuda), count), trainer=device.index if is_cuda else None, learns=True)
     weights = size.num_parameters * (4 if engine.dtype == "float32" else 2)
-    placed = place(engine, cards, torch.device(device.type), num_bytes=weights, can_send=is_installed())
+    placed = place(engine, cards, torch.device(device.type), can_send=is_installed())
     total = (device.total or 0) if is_cuda else 0
     with_cache = int(engine.kv_cache_gib * 2**30) + weights if engine.kv_cache_gib else 0
     here = [part for part, shared in zip(placed.fractions, placed.shares, strict=False) if shared]  # none of urls

@@ -59,10 +59,8 @@ class Placement:
     transfer: TransferKind
 
 
-def place(
-    config: EngineConfig, cards: VisibleGpus, device: torch.device, *, num_bytes: int, can_send: bool
-) -> Placement:
-    """Assign servers to GPUs for weights of ``num_bytes`` from ``device``; ``can_send``: vLLM is installed here too.
+def place(config: EngineConfig, cards: VisibleGpus, device: torch.device, *, can_send: bool) -> Placement:
+    """Assign servers to GPUs for weights from ``device``; ``can_send``: vLLM is installed here too.
 
     Raises:
         ConfigError: the GPUs do not exist, or the weight transfer is impossible.
@@ -73,7 +71,7 @@ def place(
         dealt=dealt,
         fractions=memory_fractions(config, dealt, cards),
         shares=shares,
-        transfer=choose_transfer(config, device, num_bytes=num_bytes, shares=shares, can_send=can_send),
+        transfer=choose_transfer(config, device, shares=shares, can_send=can_send),
     )
 
 
@@ -87,7 +85,7 @@ def server_specs(
     """
     config = whole.config
     num_bytes = sum(path.stat().st_size for path in whole.model.glob("*.safetensors"))
-    placed = place(config, cards, device, num_bytes=num_bytes, can_send=can_send)
+    placed = place(config, cards, device, can_send=can_send)
     exchange = make_weight_dir(config.weight_dir, num_bytes=num_bytes)
     urls = config.urls or ("",) * len(placed.dealt)
     return [

@@ -179,6 +179,21 @@ def test_weights_that_are_lost_on_the_way_are_seen_at_once_and_named(
     assert sync(engine, trained, prompts) <= TOLERANCE
 
 
+def test_an_update_that_breaks_off_in_the_middle_leaves_the_old_weights_on_a_fresh_server(
+    engine: VllmSampler, trained: PreTrainedModel, prompts: list[Prompt]
+) -> None:
+    version, first = engine.policy_version, engine._process
+    probe = (prompts[0].token_ids, prompts[1].token_ids[:8])
+    before = engine.logprobs(*probe, temperature=1.0)
+    lose(engine, "refuse")
+    with pytest.raises(SamplingError, match="could not be sent to the engine"):
+        engine.load_weights(vllm_runs.move(trained, 99, 0.03), policy_version=version + 1)
+    assert engine._process is not first
+    assert engine.policy_version == version
+    assert engine.logprobs(*probe, temperature=1.0) == pytest.approx(before, abs=1e-5)
+    assert sync(engine, trained, prompts) <= TOLERANCE
+
+
 def test_weights_that_do_not_fit_are_refused_before_they_are_sent(
     engine: VllmSampler, trained: PreTrainedModel, prompts: list[Prompt]
 ) -> None:

@@ -12,7 +12,6 @@ import torch
 from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import ConfigError
 from rlcore.sampling.vllm.process import ALONE
-from rlcore.sampling.vllm.weights import DIRECT, fits_in_memory
 
 WITH_LEARNER = 0.4  # fraction of a GPU's memory
 _OF_FREE = 0.85  # of the free memory on the trainer's GPU: its allocator and CUDA grow a little
@@ -110,33 +109,23 @@ def is_installed() -> bool:
 
 
 def choose_transfer(
-    config: EngineConfig, device: torch.device, *, num_bytes: int, shares: Sequence[bool], can_send: bool
+    config: EngineConfig, device: torch.device, *, shares: Sequence[bool], can_send: bool
 ) -> TransferKind:
     """Return the transport of the weights; ``auto`` resolves to one.
 
     Args:
-        num_bytes: Size of the weights.
         shares: For each server that rlcore starts, True if it uses the trainer's GPU.
         can_send: True if vLLM is installed in this environment and its senders can send from GPU to GPU.
 
     Raises:
-        ConfigError: The named transport needs GPUs or memory that are not available.
+        ConfigError: The named transport needs GPUs that are not available.
     """
-    fits, name = fits_in_memory(num_bytes), config.weight_transfer
+    name = config.weight_transfer
     if name == "auto":
-        if config.urls or config.weight_dir:
-            return "file"
-        if device.type == "cuda" and can_send and not any(shares):
-            return "nccl"
-        return "shared_memory" if fits else "file"
-    if name in DIRECT:
+        is_direct = device.type == "cuda" and can_send and not any(shares) and not config.urls and not config.weight_dir
+        return "nccl" if is_direct else "file"
+    if name != "file":
         _check_direct(name, device, shares=shares, can_send=can_send)
-    if name == "shared_memory" and not fits:
-        raise ConfigError(
-            f"/dev/shm has no room for three times {num_bytes / 2**20:.0f} MiB",
-            where="engine.weight_transfer",
-            fix='set engine.weight_transfer = "gloo", or "file" with a folder as engine.weight_dir',
-        )
     return name
 
 
@@ -145,13 +134,13 @@ def _check_direct(name: TransferKind, device: torch.device, *, shares: Sequence[
         raise ConfigError(
             f"{name} sends weights from GPU to GPU, but this run trains on {device.type}",
             where="engine.weight_transfer",
-            fix="use shared_memory on one machine, gloo between two, or auto",
+            fix="use file or auto",
         )
     if not can_send:
         raise ConfigError(
             f"{name} needs vLLM in the trainer's environment too, but it is not installed",
             where="engine.weight_transfer",
-            fix="use shared_memory or gloo, or install vllm in this environment",
+            fix="use file, or install vllm in this environment",
         )
     if name == "nccl" and any(shares):
         raise ConfigError(

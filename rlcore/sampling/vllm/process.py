@@ -89,7 +89,7 @@ class ServerProcess:
             SamplingError: The interpreter does not exist.
         """
         self.spec = spec
-        self.address = Address("127.0.0.1", _free_port(), secrets.token_urlsafe(24))
+        self.address = Address("127.0.0.1", free_port(), secrets.token_urlsafe(24))
         self.folder = Path(tempfile.mkdtemp(prefix="rlcore-engine-"))
         self._log = self.folder / "engine.log"
         shutil.copytree(WORKER_FOLDER, self.folder / WORKER_PACKAGE)
@@ -239,8 +239,8 @@ def visible_devices(devices: Sequence[int], named: str) -> str:
     return ",".join(names[index] if names else str(index) for index in devices)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a free port of an address of this machine."""
+    with socket.create_server((host, 0)) as listener:
+        port: int = listener.getsockname()[1]
         return port

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,6 @@ from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl, EngineUnreachableError, address_of, call
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, is_healthy
 from rlcore.sampling.vllm.server_sync import ADAPTER, WEIGHTS, WeightSync, publish
-from rlcore.sampling.vllm.transfer import FileTransfer
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, differing_parts
 from rlcore.seeding import derive_seed
 from rlcore.text.tokenization import ChatTokenizer
@@ -269,9 +269,9 @@ class VllmSampler:
             self.control.set_version(self.policy_version)
             return
         group = ControlGroup([self.control])
-        way = FileTransfer(group, len(checkpoint_shapes(self._spec.model)))
+        send = partial(send_file, group, len(checkpoint_shapes(self._spec.model)))
         try:
-            publish(group, self.served, self.policy_version, way.send)
+            publish(group, self.served, self.policy_version, send)
         except OSError as error:
             raise SamplingError(f"the weights could not be sent to the engine: {error}") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import shutil
@@ -16,15 +17,15 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
-from rlcore.config import TransferKind
-from rlcore.errors import SamplingError
+from rlcore.errors import ModelError, SamplingError
 from rlcore.models.lora import AdaptedModel, MergedState
-from rlcore.models.weight_names import to_checkpoint_names
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.worker.checksums import adapter_part, add, bit_checksum, state_checksums
+from rlcore.sampling.vllm.worker.receiver import stored_tensors
 
-DIRECT: frozenset[TransferKind] = frozenset(("nccl", "ipc"))  # from GPU to GPU, without a file
 _MEMORY = Path("/dev/shm")
 _DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
     {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
@@ -110,9 +111,7 @@ def needs_file(spec: ServerSpec) -> bool:
 
     A restarted server can get the trainer's current weights, unless these change while it samples.
     """
-    if spec.transfer in ("file", "shared_memory"):
-        return True
-    return not spec.url and (spec.transfer not in DIRECT or spec.trainer_moves)
+    return spec.transfer == "file" or (spec.trainer_moves and not spec.url)
 
 
 def discard(path: Path) -> None:
@@ -205,24 +204,15 @@ def _header(weights: Converted) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def stored_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor of a safetensors file, or of a folder of such files. Tied tensors occur once."""
-    for each in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
-        with safe_open(each, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 no mapping
-                yield name, file.get_tensor(name)
-
-
 def make_weight_dir(named: str, *, num_bytes: int) -> Path:
-    """Create a folder for weight files: in ``named``, else in memory if three files fit there, else temporary."""
+    """Create a folder for weight files: in ``named``, else in memory if three files fit there, else temporary.
+
+    The three, of ``num_bytes`` each, are the served weights, the next ones, and a reserve.
+    """
     if named:
         return Path(tempfile.mkdtemp(prefix="rlcore-weights-", dir=named))
-    return Path(tempfile.mkdtemp(prefix="rlcore-weights-", dir=_MEMORY if fits_in_memory(num_bytes) else None))
-
-
-def fits_in_memory(num_bytes: int) -> bool:
-    """Return True if three files of ``num_bytes`` fit in memory: the served weights, the next ones, and a reserve."""
-    return _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 3 * num_bytes
+    fits = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 3 * num_bytes
+    return Path(tempfile.mkdtemp(prefix="rlcore-weights-", dir=_MEMORY if fits else None))
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -265,3 +255,71 @@ def adapter_checksums(adapted: AdaptedModel, dtype: torch.dtype) -> dict[str, in
         kept = parameter.detach().to(dtype)
         add(sums, adapter_part(name), bit_checksum(kept * scale if ".lora_B." in name else kept))
     return sums
+
+
+_CACHED = 8  # converted tensors to keep: the projections of one layer are read alternately
+
+
+def to_checkpoint_names(state: Mapping[str, torch.Tensor], checkpoint: Path) -> Mapping[str, torch.Tensor]:
+    """Map a complete ``state_dict()`` to the names in ``checkpoint``; returns it unchanged if the names agree.
+
+    Raises:
+        ModelError: The library's conversion needs several tensors together.
+    """
+    model, sources = _layout(checkpoint)
+    return (
+        state if all(name == source for name, source in sources.items()) else CheckpointNameView(state, model, sources)
+    )
+
+
+class CheckpointNameView(Mapping[str, torch.Tensor]):
+    """Tensors of ``state`` by stored names, converted when they are read.
+
+    ``sources``: name in ``state`` by stored name. Tensors unknown to the layout keep their names.
+    """
+
+    def __init__(self, state: Mapping[str, torch.Tensor], model: PreTrainedModel, sources: Mapping[str, str]) -> None:
+        used = set(sources.values())
+        self._state, self._model = state, model
+        self._sources = {name: source for name, source in sources.items() if source in state}
+        self._sources |= {name: name for name in state if name not in used}
+        self._converted: dict[str, dict[str, torch.Tensor]] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        source = self._sources[name]
+        if source not in self._converted:
+            while len(self._converted) >= _CACHED:
+                del self._converted[next(iter(self._converted))]
+            self._converted[source] = _convert(self._model, source, self._state[source])
+        return self._converted[source][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+
+def _convert(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    converted: dict[str, torch.Tensor] = revert_weight_conversion(model, {name: tensor})
+    return converted
+
+
+@functools.lru_cache(maxsize=4)
+def _layout(checkpoint: Path) -> tuple[PreTrainedModel, Mapping[str, str]]:
+    """Return the model of a checkpoint without weights, and its name in memory by stored name."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint, local_files_only=True))
+    state = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
+    whole = revert_weight_conversion(model, state)
+    parts = {name: _convert(model, name, tensor) for name, tensor in state.items()}
+    sources = {stored: name for name, converted in parts.items() for stored in converted}
+    if sources.keys() != whole.keys() or any(
+        whole[stored].shape != parts[name][stored].shape for stored, name in sources.items()
+    ):
+        raise ModelError(
+            f"the weights of {type(model).__name__} cannot be converted to checkpoint names one by one",
+            where=str(checkpoint),
+            fix="use sampling.engine.kind = 'native'",
+        )
+    return model, sources

@@ -35,10 +35,10 @@ from rlcore.models.preview import model_size
 from rlcore.models.scratch import make_tokenizer
 from rlcore.models.stored_weights import require_weights
 from rlcore.models.tree_attention import TREE_ATTENTION
-from rlcore.models.weight_names import to_checkpoint_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.vllm.weights import checkpoint_shapes, shape_mismatches, stored_tensors
+from rlcore.sampling.vllm.weights import checkpoint_shapes, shape_mismatches, to_checkpoint_names
+from rlcore.sampling.vllm.worker.receiver import stored_tensors
 from rlcore.text.packing import TokenSequence
 from rlcore.types import Prompt, Rollout
 from tests import strategies

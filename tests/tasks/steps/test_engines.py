@@ -133,7 +133,7 @@ def test_servers_share_the_requests_and_an_adapter_goes_to_ours(make: Callable[.
     two = make(vllm(replicas=2), rank=4)
     assert [spec.max_concurrent for spec in two] == [5, 5]
     assert two[0].weight_dir == two[1].weight_dir  # all of them read one file
-    assert [(spec.transfer, spec.lora_rank, spec.url) for spec in two] == [("shared_memory", 4, "")] * 2
+    assert [(spec.transfer, spec.lora_rank, spec.url) for spec in two] == [("file", 4, "")] * 2
     (attached,) = make(vllm(urls=("http://a:1",)), rank=4)
     assert (attached.transfer, attached.lora_rank, attached.url) == ("file", 0, "http://a:1")
     assert [make(vllm(), rank=rank)[0].lora_rank for rank in (0, 512, 513)] == [0, 512, 0]
@@ -143,10 +143,10 @@ def test_eight_gpus_are_one_trainer_and_seven_engines_on_nccl(make: Callable[...
     seven = make(vllm(replicas=7), count=8, can_send=True)
     assert [spec.devices for spec in seven] == [(n,) for n in range(1, 8)]
     assert {(spec.transfer, spec.gpu_memory_utilization) for spec in seven} == {("nccl", 0.85)}
-    assert {spec.transfer for spec in make(vllm(replicas=7), count=8)} == {"shared_memory"}
+    assert {spec.transfer for spec in make(vllm(replicas=7), count=8)} == {"file"}
     assert not any(spec.sleeps for spec in seven)
     (shared,) = make(vllm(), count=1, can_send=True)
-    assert (shared.devices, shared.transfer, shared.gpu_memory_utilization) == ((0,), "shared_memory", 0.4)
+    assert (shared.devices, shared.transfer, shared.gpu_memory_utilization) == ((0,), "file", 0.4)
     attached = make(vllm(urls=("http://a:1", "http://b:1")), count=8, can_send=True)
     assert [(spec.devices, spec.transfer) for spec in attached] == [((), "file")] * 2
 

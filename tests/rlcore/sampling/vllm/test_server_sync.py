@@ -1,4 +1,4 @@
-"""An update reaches every server, by a file, by memory or from GPU to GPU."""
+"""An update reaches every server, by a file or from GPU to GPU."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from transformers import PreTrainedModel
 
 from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import ConfigError, SamplingError
-from rlcore.sampling.vllm import gpu_assignment
 from rlcore.sampling.vllm import server_sync as syncing
-from rlcore.sampling.vllm import transfer as transfers
-from rlcore.sampling.vllm import weights as weight_files
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl, in_background
 from rlcore.sampling.vllm.gpu_assignment import choose_transfer
 from rlcore.sampling.vllm.process import ServerSpec, command, environment
-from rlcore.sampling.vllm.server_sync import WeightSync
-from rlcore.sampling.vllm.transfer import ControlClient, WeightSource, open_transfer, rendezvous_host
-from rlcore.sampling.vllm.weights import Converted, Weights, checkpoint_shapes, stored_tensors, write_weights
-from rlcore.sampling.vllm.worker.gloo import broadcast, join_group, join_store, own_address
+from rlcore.sampling.vllm.server_sync import (
+    ControlClient,
+    WeightSource,
+    WeightSync,
+    open_transfer,
+    own_address,
+    rendezvous_host,
+)
+from rlcore.sampling.vllm.weights import Converted, Weights, checkpoint_shapes, write_weights
+from rlcore.sampling.vllm.worker.receiver import stored_tensors
 from tests.waiting import LONG
 
 ADDRESS = Address("127.0.0.1", 1)
@@ -102,7 +105,7 @@ def make(checkpoint: Path, tmp_path: Path) -> Make:
 @pytest.fixture
 def direct(make: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[WeightSync, list[Server]]:
     monkeypatch.setattr(Sent, "opened", [], raising=False)
-    monkeypatch.setattr(syncing, "open_transfer", lambda kind, group, *, num_tensors: Sent(group))
+    monkeypatch.setattr(syncing, "open_transfer", lambda kind, group, *, num_tensors: Sent(group).send)
     return make("nccl")
 
 
@@ -208,11 +211,10 @@ def test_weights_that_were_the_trainers_alone_are_gone_when_it_has_others(
 def test_a_copy_is_written_where_the_trainers_weights_move_while_the_engine_samples(
     make: Make, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    class Copied:
-        def send(self, weights: Weights) -> None:
-            assert weights.live is not None
+    def send(weights: Weights) -> None:
+        assert weights.live is not None
 
-    monkeypatch.setattr(syncing, "open_transfer", lambda kind, group, *, num_tensors: Copied())
+    monkeypatch.setattr(syncing, "open_transfer", lambda kind, group, *, num_tensors: send)
     sync, servers = make("nccl", trainer_moves=True)
     sync.send(model.state_dict(), policy_version=1)
     (written,) = tmp_path.iterdir()
@@ -233,48 +235,22 @@ def test_a_file_that_cannot_be_written_is_an_error_and_leaves_nothing(
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
-LOOPBACK = Address("127.0.0.1", 1)
-
 
 class WorkerServer(EngineControl):
-    """A server of ``count`` workers that answer as vLLM's do; ``received`` is what each of them was sent."""
+    """A server of ``count`` workers; with ``answers`` it answers when that is set."""
 
-    def __init__(self, count: int = 1) -> None:
-        super().__init__(LOOPBACK, log_tail=str)
-        self.count = count
+    def __init__(self, count: int = 1, *, refuses: str = "", answers: threading.Event | None = None) -> None:
+        super().__init__(ADDRESS, log_tail=str)
+        self.count, self.refuses, self.answers = count, refuses, answers
         self.asked: list[tuple[str, Any]] = []
-        self.received: list[dict[str, torch.Tensor]] = []
-        self.groups: list[Any] = []
-        self.refuses = ""
 
     def ask(self, path: str, payload: Mapping[str, Any] | None, *, seconds: float = 0.0) -> Any:
         self.asked.append((path, payload))
         if path == self.refuses:
             raise SamplingError(f"the engine refused {path}")
-        if path == "/get_world_size":
-            assert payload is None  # a GET
-            return {"world_size": self.count}
-        if payload and "port" in payload.get("init_info", {}):
-            self.groups = each(self.count, lambda number: self._join(number, payload["init_info"]))
-        if payload and "names" in payload.get("update_info", {}):
-            self.received = each(self.count, lambda number: self._receive(number, payload["update_info"]))
+        if self.answers:
+            self.answers.wait(LONG)
         return {"results": [{"tensors": 20}] * self.count}
-
-    def _join(self, number: int, told: Mapping[str, Any]) -> Any:
-        store = join_store(told["host"], told["port"], told["size"])
-        return join_group(store, told["first_rank"] + number, told["size"], host=told["host"])
-
-    def _receive(self, number: int, told: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        found = {}
-        for name, dtype, shape in zip(told["names"], told["dtypes"], told["shapes"], strict=True):
-            found[name] = torch.empty(shape, dtype=getattr(torch, dtype))
-            broadcast(self.groups[number], found[name])
-        return found
-
-
-def each(count: int, work: Callable[[int], Any]) -> list[Any]:
-    waiting = [in_background(lambda number=number: work(number)) for number in range(count)]  # type: ignore[misc]
-    return [future.result(LONG) for future in waiting]
 
 
 @pytest.fixture
@@ -287,60 +263,24 @@ def path(checkpoint: Path, tmp_path: Path) -> Path:
     return tmp_path / "w.safetensors"
 
 
-def test_gloo_brings_every_tensor_to_every_worker_of_every_server_time_after_time(path: Path) -> None:
-    servers = [WorkerServer(2), WorkerServer(1)]
-    transfer = open_transfer("gloo", ControlGroup(servers), num_tensors=20)
-    expected = dict(stored_tensors(path))
-    for _ in range(2):
-        transfer.send(Weights(path=path))
-        assert [len(server.received) for server in servers] == [2, 1]
-        for received in (*servers[0].received, *servers[1].received):
-            assert received.keys() == expected.keys()
-            assert all(torch.equal(received[name], tensor) for name, tensor in expected.items())
-            assert {tensor.dtype for tensor in received.values()} == {torch.bfloat16}
-    routes = ["/start_weight_update", "/update_weights", "/finish_weight_update"]
-    for server in servers:
-        assert [asked for asked, _ in server.asked] == [
-            "/get_world_size",
-            "/init_weight_transfer_engine",
-            *routes,
-            *routes,
-        ]
-
-
-@pytest.mark.parametrize("route", ["/init_weight_transfer_engine", "/update_weights"])
-def test_a_server_that_refuses_is_an_error_at_once_though_the_sender_and_the_others_still_wait_for_it(
-    route: str, path: Path
-) -> None:
-    servers = [WorkerServer(), WorkerServer()]
-    servers[1].refuses = route
+def test_a_server_that_refuses_is_an_error_at_once_though_the_others_still_wait_for_it(path: Path) -> None:
+    answers = threading.Event()
+    servers = [WorkerServer(answers=answers), WorkerServer(refuses="/collective_rpc")]
     with pytest.raises(SamplingError, match="refused /"):
-        open_transfer("gloo", ControlGroup(servers), num_tensors=20).send(Weights(path=path))
-    assert "/finish_weight_update" not in dict(servers[0].asked)
-
-
-def test_in_memory_the_path_is_all_that_is_sent_and_all_servers_read_one_file(path: Path) -> None:
-    servers = [WorkerServer(), WorkerServer()]
-    open_transfer("shared_memory", ControlGroup(servers), num_tensors=20).send(Weights(path=path))
-    for server in servers:
-        assert server.asked == [
-            ("/init_weight_transfer_engine", {"init_info": {}}),
-            ("/start_weight_update", {}),
-            ("/update_weights", {"update_info": {"path": str(path), "num_tensors": 20}}),
-            ("/finish_weight_update", {}),
-        ]
+        open_transfer("file", ControlGroup(servers), num_tensors=20)(Weights(path=path))
+    answers.set()
 
 
 def test_a_file_asks_nothing_of_the_server_but_our_worker_which_counts_what_it_read(path: Path) -> None:
     server = WorkerServer(2)
-    open_transfer("file", ControlGroup([server]), num_tensors=20).send(Weights(path=path))
+    open_transfer("file", ControlGroup([server]), num_tensors=20)(Weights(path=path))
     assert server.asked == [("/collective_rpc", {"method": "receive_weights", "args": [str(path)]})]
     with pytest.raises(SamplingError, match="tensors that were not sent"):
-        open_transfer("file", ControlGroup([server]), num_tensors=21).send(Weights(path=path))
+        open_transfer("file", ControlGroup([server]), num_tensors=21)(Weights(path=path))
 
 
 def test_servers_that_no_one_address_of_this_machine_reaches_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfers, "own_address", lambda peer: f"10.0.0.{peer[1]}")
+    monkeypatch.setattr(syncing, "own_address", lambda peer: f"10.0.0.{peer[1]}")
     group = ControlGroup([EngineControl(("a", number), log_tail=str) for number in (1, 2)])
     with pytest.raises(SamplingError, match=r"different interfaces: 10\.0\.0\.1, 10\.0\.0\.2"):
         rendezvous_host(group)
@@ -349,35 +289,15 @@ def test_servers_that_no_one_address_of_this_machine_reaches_cannot_meet(monkeyp
 def choose(
     device: torch.device, *, shares: Sequence[bool] = (False,), can_send: bool = False, **settings: Any
 ) -> TransferKind:
-    config = EngineConfig(kind="vllm", **settings)
-    return choose_transfer(config, device, num_bytes=1, shares=shares, can_send=can_send)
-
-
-@pytest.mark.parametrize(
-    ("settings", "fits", "expected"),
-    [
-        ({}, True, "shared_memory"),
-        ({}, False, "file"),
-        ({"weight_dir": "/data"}, True, "file"),  # a folder was named
-        ({"urls": ("http://a:1",)}, True, "file"),  # who knows how it was started
-        ({"urls": ("http://a:1",), "weight_transfer": "gloo"}, True, "gloo"),
-        ({"weight_transfer": "gloo"}, False, "gloo"),
-        ({"weight_transfer": "shared_memory"}, True, "shared_memory"),
-    ],
-)
-def test_auto_is_memory_for_a_server_of_ours_and_a_file_else(
-    settings: dict[str, Any], fits: bool, expected: TransferKind, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gpu_assignment, "fits_in_memory", lambda num_bytes: fits)
-    for device in (CPU, GPU):
-        assert choose(device, **settings) == expected
-    assert choose(CPU, can_send=True, **settings) == expected
+    return choose_transfer(EngineConfig(kind="vllm", **settings), device, shares=shares, can_send=can_send)
 
 
 def test_auto_is_nccl_between_gpus_where_vllm_is_on_both_sides() -> None:
     assert choose(GPU, can_send=True) == "nccl"
-    assert choose(GPU, can_send=True, shares=(False, True)) != "nccl"  # one GPU has two processes
-    assert choose(GPU, can_send=True, urls=("http://a:1",), shares=()) == "file"
+    assert choose(GPU, can_send=True, shares=(False, True)) == "file"  # one GPU has two processes
+    assert choose(GPU, can_send=True, urls=("http://a:1",), shares=()) == "file"  # who knows how it was started
+    assert choose(GPU, can_send=True, weight_dir="/data") == "file"  # a folder was named
+    assert choose(GPU) == choose(CPU, can_send=True) == "file"
 
 
 def test_from_gpu_to_gpu_is_refused_at_once_where_it_cannot_be() -> None:
@@ -394,16 +314,6 @@ def test_from_gpu_to_gpu_is_refused_at_once_where_it_cannot_be() -> None:
     assert choose(GPU, can_send=True, weight_transfer="ipc", shares=(True,)) == "ipc"
 
 
-def test_memory_that_is_short_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    short = EngineConfig(kind="vllm", weight_transfer="shared_memory")
-    with pytest.raises(ConfigError, match="has no room for three times"):
-        choose_transfer(short, CPU, num_bytes=2**60, shares=(False,), can_send=False)
-    monkeypatch.setattr(weight_files, "_MEMORY", tmp_path / "none")
-    assert choose(CPU) == "file"
-    with pytest.raises(ConfigError, match="needs no folder"):
-        EngineConfig(weight_transfer="shared_memory", weight_dir="/data")
-
-
 def test_the_server_is_started_for_the_way_that_was_chosen(tmp_path: Path) -> None:
     def spec(transfer: TransferKind) -> ServerSpec:
         return ServerSpec(
@@ -416,12 +326,12 @@ def test_the_server_is_started_for_the_way_that_was_chosen(tmp_path: Path) -> No
             transfer=transfer,
         )
 
-    assert "--weight-transfer-config" not in command(spec("file"), "python", LOOPBACK)
-    for transfer in ("gloo", "ipc"):
-        line = command(spec(transfer), "python", LOOPBACK)  # type: ignore[arg-type]
+    assert "--weight-transfer-config" not in command(spec("file"), "python", ADDRESS)
+    for transfer in ("nccl", "ipc"):
+        line = command(spec(transfer), "python", ADDRESS)  # type: ignore[arg-type]
         assert line[line.index("--weight-transfer-config") + 1] == f'{{"backend": "{transfer}"}}'
     allows = "VLLM_ALLOW_INSECURE_SERIALIZATION"
-    assert [allows in environment(spec(name), tmp_path) for name in ("gloo", "nccl", "ipc")] == [False, False, True]  # type: ignore[arg-type]
+    assert [allows in environment(spec(name), tmp_path) for name in ("file", "nccl", "ipc")] == [False, False, True]  # type: ignore[arg-type]
 
 
 def test_vllms_senders_see_the_live_weights_in_the_engines_precision_and_after_a_death_those_of_the_file(
@@ -457,7 +367,7 @@ def test_vllms_senders_reach_every_server_by_its_four_routes_and_no_two_workers_
 
 
 def test_the_store_is_open_on_the_way_to_the_server_alone() -> None:
-    assert own_address(LOOPBACK[:2]) == "127.0.0.1"
+    assert own_address(ADDRESS[:2]) == "127.0.0.1"
 
 
 def test_what_fails_in_the_background_is_raised_where_it_is_asked_for() -> None:
