@@ -31,7 +31,7 @@ from rlcore.progress import advance
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl, EngineUnreachableError, address_of, call
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, is_healthy
-from rlcore.sampling.vllm.server_sync import ADAPTER, WEIGHTS, WeightSync, publish
+from rlcore.sampling.vllm.server_sync import ADAPTER, WEIGHTS, WeightSync, publish, send_file
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, differing_parts
 from rlcore.seeding import derive_seed
 from rlcore.text.tokenization import ChatTokenizer
