@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import json
 from pathlib import Path
 
 from rlcore.config import ModelConfig
@@ -54,3 +55,12 @@ def source_digest(config: ModelConfig) -> str:
         return digest.hexdigest() if files else ""
     except OSError as error:
         raise ModelError(f"a file of the model cannot be read: {error}", where=str(error.filename)) from error
+
+
+SEAL = "seal.json"
+
+
+def is_unchanged(folder: Path) -> bool:
+    """Return True if training left the weights of its start as they were, by ``seal.json`` in ``folder``."""
+    path = folder / SEAL
+    return path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("unchanged") is True

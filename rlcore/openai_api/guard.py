@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from rlcore.openai_api.errors import ApiError
+from rlcore.openai_api.requests import ApiError
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rlcore.errors import ServiceError
-from rlcore.openai_api.errors import ApiError
 from rlcore.openai_api.guard import App
+from rlcore.openai_api.requests import ApiError
 
 logger = logging.getLogger(__name__)
 MAX_CONNECTIONS_OF_KEY = 32

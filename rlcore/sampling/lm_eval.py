@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from rlcore.config.answers import BenchmarkConfig
 from rlcore.errors import ConfigError, DataError, ModelError
-from rlcore.models.batching import pack_for
+from rlcore.models.architectures import pack_for
 from rlcore.models.policy import completion_states, scatter_tokens, state_scores
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler

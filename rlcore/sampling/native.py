@@ -26,9 +26,8 @@ from rlcore.hardware.precision import gains_packed, is_linear, linear_of
 from rlcore.models.architectures import max_positions, supports_prompt_sharing
 from rlcore.progress import advance
 from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.decoding import Decoded, argmax_tokens, decode, sample_tokens
+from rlcore.sampling.decoding import Decoded, argmax_tokens, decode, decode_by_library, sample_tokens
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
-from rlcore.sampling.library_decoding import decode_by_library
 from rlcore.sampling.vllm.worker.checksums import part_of
 from rlcore.seeding import generator
 from rlcore.text.tokenization import ChatTokenizer

@@ -42,7 +42,7 @@ NEUTRAL = (
     "rlcore.extras",
     "rlcore.metrics",
     "rlcore.models.integrity",
-    "rlcore.models.seal",
+    "rlcore.models.source_files",
     "rlcore.progress",
     "rlcore.tasks.drawing",
     "rlcore.tasks.keys",

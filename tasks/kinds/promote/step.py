@@ -14,8 +14,15 @@ from numpy.typing import NDArray
 
 from rlcore.config import ModelConfig
 from rlcore.errors import ConfigError, DataError
-from rlcore.evaluation.conditions import Check, check_max, check_min
-from rlcore.evaluation.promotion import PairedMetric, PromotionDecision, PromotionRule, decide
+from rlcore.evaluation.promotion import (
+    Check,
+    PairedMetric,
+    PromotionDecision,
+    PromotionRule,
+    check_max,
+    check_min,
+    decide,
+)
 from rlcore.models.importing import import_model
 from rlcore.models.integrity import write_model_digest
 from rlcore.strict_config import to_dict

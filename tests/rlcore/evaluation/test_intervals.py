@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.errors import DataError, NonFiniteError
-from rlcore.evaluation.conditions import check_max, check_min
 from rlcore.evaluation.intervals import (
     accuracy,
     effective_sample_size,
@@ -19,6 +18,7 @@ from rlcore.evaluation.intervals import (
     pair_accuracy,
     pass_at_k,
 )
+from rlcore.evaluation.promotion import check_max, check_min
 
 verdicts = st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=60)
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlcore.errors import DataError, NonFiniteError
-from rlcore.evaluation.conditions import check_max, check_min
 from rlcore.evaluation.paired_tests import noninferiority_p
 from rlcore.evaluation.promotion import (
     PairedMetric,
@@ -19,6 +18,8 @@ from rlcore.evaluation.promotion import (
     PromotionRule,
     alpha_of_look,
     bootstrap_means,
+    check_max,
+    check_min,
     decide,
     sign_flip_p,
     superiority_p,

@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 
 from rlcore.config import JudgeBounds
 from rlcore.errors import DataError
-from rlcore.evaluation.dependence import dependence
 from rlcore.evaluation.intervals import mean_fraction
-from rlcore.evaluation.win_rate import Floats, PairResults, audit_judge, length_controlled, win_rate
+from rlcore.evaluation.win_rate import Floats, PairResults, audit_judge, dependence, length_controlled, win_rate
 
 NAN = float("nan")
 

@@ -22,9 +22,8 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ModelError
-from rlcore.models.exporting import export_checkpoint
 from rlcore.models.importing import import_model
-from rlcore.models.loading import load_policy
+from rlcore.models.loading import export_checkpoint, load_policy
 from rlcore.models.scratch import CHAT_TEMPLATE, make_model, make_tokenizer
 from rlcore.models.source_files import find_package_file, source_digest
 from rlcore.sampling.base import SamplingParams
@@ -165,7 +164,7 @@ class Tomorrow(date):
 
 
 def test_template_date_is_day_of_import(damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcore.models.import_tokenizer.date", Tomorrow)
+    monkeypatch.setattr("rlcore.models.importing.date", Tomorrow)
     import_folder(dated(damaged), tmp_path / "first")
     monkeypatch.undo()
     assert first_line(tmp_path / "first") == "Today: 03 February 2031"

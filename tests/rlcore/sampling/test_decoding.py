@@ -26,10 +26,9 @@ from transformers import (
 )
 from transformers.cache_utils import Cache
 
-from rlcore.sampling import decoding, library_decoding
-from rlcore.sampling.decoding import Decoded, argmax_tokens, decode, sample_tokens
+from rlcore.sampling import decoding
+from rlcore.sampling.decoding import Decoded, argmax_tokens, decode, decode_by_library, sample_tokens
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION, cache_argument, find_gaps, group_rows
-from rlcore.sampling.library_decoding import decode_by_library
 
 NO_EOS = torch.tensor([], dtype=torch.int64)
 
@@ -271,9 +270,9 @@ def test_it_gives_what_our_own_decoding_gives(eos_ids: torch.Tensor) -> None:
 
 def test_a_prefill_holds_only_so_many_tokens_and_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [(5, 6)] * 3 + [(5, 6, 7)] + [(8, 9)] * 2
-    assert list(library_decoding._parts(prompts)) == [[0, 1, 2, 4, 5], [3]]
-    monkeypatch.setattr(library_decoding, "MAX_PREFILL_TOKENS", 5)
-    assert list(library_decoding._parts(prompts)) == [[0, 1], [2, 4], [5], [3]]
+    assert list(decoding._parts(prompts)) == [[0, 1, 2, 4, 5], [3]]
+    monkeypatch.setattr(decoding, "MAX_PREFILL_TOKENS", 5)
+    assert list(decoding._parts(prompts)) == [[0, 1], [2, 4], [5], [3]]
     draws = uniforms(6, 8)
     in_parts = run_of_library_decoding(prompts, draws, NO_EOS)
     monkeypatch.undo()

@@ -11,8 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.config import RejectionConfig, SamplingConfig
-from rlcore.sampling.difficulty import PassCount, learnability, repeat_counts, sample_by_difficulty
-from rlcore.sampling.rejection import REASONS, Candidate, is_verified, normalised, select, similarity, summarize
+from rlcore.sampling.rejection import (
+    REASONS,
+    Candidate,
+    PassCount,
+    is_verified,
+    learnability,
+    normalised,
+    repeat_counts,
+    sample_by_difficulty,
+    select,
+    similarity,
+    summarize,
+)
 from rlcore.types import CORRECT_FROM
 
 

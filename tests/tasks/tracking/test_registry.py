@@ -20,8 +20,7 @@ from mlflow import MlflowClient
 
 from rlcore.models.heads import ScalarHeadModel, score_rewards
 from rlcore.models.loading import load_policy
-from rlcore.models.reward_ensemble import save_members
-from rlcore.models.reward_scale import RewardScale, RewardScales
+from rlcore.models.reward_ensemble import RewardScale, RewardScales, save_members
 from rlcore.tasks.store.audit_log import record_action
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.lineage import read_records
