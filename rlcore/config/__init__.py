@@ -26,7 +26,6 @@ from rlcore.config.sampling import (
     GpuConfig,
     SamplingConfig,
     TimeoutConfig,
-    TransferKind,
     player_of,
 )
 from rlcore.config.training import (
@@ -94,7 +93,6 @@ __all__ = [
     "SftConfig",
     "ShapeConfig",
     "TimeoutConfig",
-    "TransferKind",
     "UpdateConfig",
     "WinRateConfig",
     "player_of",

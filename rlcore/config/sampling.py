@@ -21,8 +21,6 @@ from rlcore.strict_config import (
     between,
 )
 
-TransferKind = Literal["auto", "file", "nccl", "ipc"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TimeoutConfig:
@@ -57,10 +55,7 @@ class EngineConfig:
     urls: tuple[str, ...] = ()  # running servers to use, instead of starting some
     replicas: PositiveInt = 1  # number of servers to start
     gpus: GpuConfig = field(default_factory=GpuConfig)
-    # `file`: through `weight_dir`; `nccl` (between GPUs) and `ipc` (on one): vLLM's API; `auto`: for started servers on
-    # other GPUs `nccl` if vLLM is installed here too, else `file`
-    weight_transfer: TransferKind = "auto"
-    # folder of `file`, which the server must see; empty: a folder in memory if there is one, else a temporary one
+    # folder of weight files, which the servers must see; empty: one in memory if three files fit, else a temporary one
     weight_dir: str = ""
     # precision of the engine; `auto`: the learner's compute precision
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -316,7 +316,7 @@ def test_an_adapter_that_is_not_applied_is_seen_however_little_it_has_learned(
     """The server is given the adapter of before; a step of 1e-7 shows in no log-probability."""
     stale = Weights(path=shutil.copytree(adapter_engine.served.path, tmp_path / "stale"), is_adapter=True)
     with monkeypatch.context() as patched:
-        patched.setattr(syncing, "publish", lambda group, _, version, send: publish(group, stale, version, send))
+        patched.setattr(syncing, "publish", lambda group, _, version, **rest: publish(group, stale, version, **rest))
         with pytest.raises(StaleSamplerError, match="adapter of layer 0, adapter of layer 1"):
             swap(adapter_engine, adapted, prompts, seed=3, size=1e-7)
     assert swap(adapter_engine, adapted, prompts, seed=4) <= TOLERANCE

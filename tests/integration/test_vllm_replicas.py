@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,20 +36,6 @@ from tests.integration.vllm_runs import (
 )
 
 pytestmark = pytest.mark.engine
-
-
-def test_vllms_senders_between_gpus_announce_what_they_send_and_reach_the_server_by_its_routes(
-    checkpoint: Path,
-) -> None:
-    script = Path(__file__).with_name("builtin_senders.py")
-    variables = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    line = [vllm_runs.PYTHON, str(script), str(checkpoint)]
-    output = subprocess.run(line, env=variables, stdout=subprocess.PIPE, text=True, check=True).stdout
-    found = json.loads(output.partition("FOUND ")[2])
-    update = ["/start_weight_update", "/update_weights", "/finish_weight_update"]
-    assert found["routes"] == ["/get_world_size", *update]  # asked for NCCL's meeting; nothing for IPC
-    assert found["world_size"] == 4  # three workers and the trainer
-    assert found["sent"] == found["names"] != []
 
 
 def test_one_server_of_two_parts_is_sent_the_whole(

@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -109,14 +110,7 @@ class ControlGroup:
         Raises:
             SamplingError: A server refused. The others are not awaited, because they may wait for that server.
         """
-        return self.ask_each(path, [payload] * len(self.members))
-
-    def ask_each(self, path: str, payloads: Sequence[Mapping[str, Any] | None]) -> list[Any]:
-        """Return the answer of each server to its own payload, as :meth:`ask`."""
-        pending = [
-            in_background(lambda member=member, payload=payload: member.ask(path, payload))  # type: ignore[misc]
-            for member, payload in zip(self.members, payloads, strict=True)
-        ]
+        pending = [in_background(partial(member.ask, path, payload)) for member in self.members]
         done, _ = wait(pending, return_when=FIRST_EXCEPTION)
         for each in done:
             each.result()  # raises its error

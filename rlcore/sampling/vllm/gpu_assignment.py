@@ -1,15 +1,14 @@
-"""Assignment of GPUs to vLLM servers, with their memory and weight transport. Decided before any server starts."""
+"""Assignment of GPUs to vLLM servers, with their memory. Decided before any server starts."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from rlcore.config import EngineConfig, TransferKind
+from rlcore.config import EngineConfig
 from rlcore.errors import ConfigError
 from rlcore.sampling.vllm.process import ALONE
 
@@ -96,64 +95,6 @@ def memory_fractions(config: EngineConfig, assigned: Sequence[Sequence[int]], gp
     if config.gpus.gpu_memory_utilization:
         return [config.gpus.gpu_memory_utilization] * len(assigned)
     return [min((_memory_fraction(index, gpus) / sharing[index] for index in each), default=ALONE) for each in assigned]
-
-
-def shares_trainer_gpu(assigned: Sequence[Sequence[int]], gpus: VisibleGpus) -> list[bool]:
-    """Return, for each replica, True if it uses the trainer's GPU."""
-    return [gpus.trainer in each for each in assigned]
-
-
-def is_installed() -> bool:
-    """Return True if this environment has vLLM."""
-    return importlib.util.find_spec("vllm") is not None
-
-
-def choose_transfer(
-    config: EngineConfig, device: torch.device, *, shares: Sequence[bool], can_send: bool
-) -> TransferKind:
-    """Return the transport of the weights; ``auto`` resolves to one.
-
-    Args:
-        shares: For each server that rlcore starts, True if it uses the trainer's GPU.
-        can_send: True if vLLM is installed in this environment and its senders can send from GPU to GPU.
-
-    Raises:
-        ConfigError: The named transport needs GPUs that are not available.
-    """
-    name = config.weight_transfer
-    if name == "auto":
-        is_direct = device.type == "cuda" and can_send and not any(shares) and not config.urls and not config.weight_dir
-        return "nccl" if is_direct else "file"
-    if name != "file":
-        _check_direct(name, device, shares=shares, can_send=can_send)
-    return name
-
-
-def _check_direct(name: TransferKind, device: torch.device, *, shares: Sequence[bool], can_send: bool) -> None:
-    if device.type != "cuda":
-        raise ConfigError(
-            f"{name} sends weights from GPU to GPU, but this run trains on {device.type}",
-            where="engine.weight_transfer",
-            fix="use file or auto",
-        )
-    if not can_send:
-        raise ConfigError(
-            f"{name} needs vLLM in the trainer's environment too, but it is not installed",
-            where="engine.weight_transfer",
-            fix="use file, or install vllm in this environment",
-        )
-    if name == "nccl" and any(shares):
-        raise ConfigError(
-            f"nccl cannot join two processes on one GPU, but replica {list(shares).index(True)} uses the trainer's",
-            where="engine.weight_transfer",
-            fix="use ipc, which is for one GPU, or name other GPUs in engine.gpus.devices",
-        )
-    if name == "ipc" and not all(shares):
-        raise ConfigError(
-            f"ipc shares memory of one GPU, but replica {list(shares).index(False)} does not use the trainer's",
-            where="engine.weight_transfer",
-            fix="use nccl, or name the trainer's GPU in engine.gpus.devices",
-        )
 
 
 def _default(needed: int, gpus: VisibleGpus, width: int) -> list[int]:

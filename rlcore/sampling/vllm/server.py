@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from rlcore.progress import advance
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl, EngineUnreachableError, address_of, call
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, is_healthy
-from rlcore.sampling.vllm.server_sync import ADAPTER, WEIGHTS, WeightSync, publish, send_file
+from rlcore.sampling.vllm.server_sync import ADAPTER, WEIGHTS, WeightSync, publish
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, differing_parts
 from rlcore.seeding import derive_seed
 from rlcore.text.tokenization import ChatTokenizer
@@ -249,7 +248,7 @@ class VllmSampler:
         """Restart the server with the weights that it served last, read from a file.
 
         Raises:
-            SamplingError: The server does not start, is external, or there is no file and no room for one.
+            SamplingError: The server does not start, or is external.
         """
         if self._spec.url:
             raise SamplingError(
@@ -269,11 +268,7 @@ class VllmSampler:
             self.control.set_version(self.policy_version)
             return
         group = ControlGroup([self.control])
-        send = partial(send_file, group, len(checkpoint_shapes(self._spec.model)))
-        try:
-            publish(group, self.served, self.policy_version, send)
-        except OSError as error:
-            raise SamplingError(f"the weights could not be sent to the engine: {error}") from error
+        publish(group, self.served, self.policy_version, num_tensors=len(checkpoint_shapes(self._spec.model)))
 
     def _attach(self, address: Address) -> None:
         self.control = EngineControl(address, log_tail=self._log_tail)

@@ -24,7 +24,6 @@ from rlcore.errors import ModelError, SamplingError
 from rlcore.models.lora import AdaptedModel, MergedState
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.worker.checksums import adapter_part, add, bit_checksum, state_checksums
-from rlcore.sampling.vllm.worker.receiver import stored_tensors
 
 _MEMORY = Path("/dev/shm")
 _DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
@@ -32,48 +31,15 @@ _DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Version of the weights: a safetensors file, or the folder of the checkpoint that an engine starts from.
+    """Version of the weights on disk: a safetensors file, or the folder of the checkpoint that an engine starts from.
 
-    Attributes:
-        live: The same tensors in the trainer's memory, converted when read; None once the trainer has other weights.
-        is_adapter: True if ``path`` is the folder of a LoRA adapter in peft's format, applied to the served base.
+    ``is_adapter``: ``path`` is the folder of a LoRA adapter in peft's format, applied to the served base.
     """
 
     path: Path
-    live: Converted | None = None
     is_adapter: bool = False
-
-    @property
-    def is_live_alone(self) -> bool:
-        """True if the weights are not written to a file yet."""
-        return self.live is not None and not self.path.exists()
-
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every tensor by its checkpoint name, always in the same order."""
-        return iter(self.live.items()) if self.live is not None else stored_tensors(self.path)
-
-    def listed(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
-        """Return name, type and shape of every tensor, in the order of :meth:`tensors`. Live ones are not converted."""
-        if self.live is not None:
-            return [(name, self.live.dtype, shape) for name, shape in self.live.shapes.items()]
-        return [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in stored_tensors(self.path)]
-
-    def stored(self) -> Path:
-        """Return the path for a server, writing the file first if it does not exist.
-
-        Raises:
-            SamplingError: The weights were never stored, and the trainer has other weights now.
-        """
-        if self.live is not None and not self.path.exists():
-            write_weights(self.live, self.path)
-        if not self.path.exists():
-            raise SamplingError(
-                "the weights that the engine served were not stored, and the trainer has newer ones",
-                fix="rerun: the run resumes from its newest checkpoint",
-            )
-        return self.path
 
 
 def pack(
@@ -81,8 +47,7 @@ def pack(
 ) -> Weights:
     """Check ``state`` against the ``shapes`` of the server's checkpoint, and write the weights to ``path``.
 
-    The file stays while it is served, so that a restarted server can read it again. No file is written if weights go
-    from GPU to GPU, or to an external server, unless a server reads a file.
+    The file stays while it is served, so that a restarted server can read it again.
 
     Raises:
         SamplingError: Names or shapes differ.
@@ -100,18 +65,8 @@ def pack(
     if adapted:
         adapted.save_adapter(path)
         return Weights(path=path, is_adapter=True)
-    converted = Converted(state, shapes=shapes, dtype=getattr(torch, spec.dtype))
-    if needs_file(spec):
-        write_weights(converted, path)
-    return Weights(path=path, live=converted)
-
-
-def needs_file(spec: ServerSpec) -> bool:
-    """Return True if a server reads the weights from a file, or may have to after a restart.
-
-    A restarted server can get the trainer's current weights, unless these change while it samples.
-    """
-    return spec.transfer == "file" or (spec.trainer_moves and not spec.url)
+    write_weights(state, path, shapes=shapes, dtype=getattr(torch, spec.dtype))
+    return Weights(path=path)
 
 
 def discard(path: Path) -> None:
@@ -152,29 +107,10 @@ def adapter_mismatches(shapes: Mapping[str, tuple[int, ...]], adapter: Mapping[s
     ]
 
 
-class Converted(Mapping[str, torch.Tensor]):
-    """Tensors of ``state`` that ``shapes`` names, in ``dtype``, contiguous, on their device.
-
-    Each is converted when read, and not cached.
-    """
-
-    def __init__(
-        self, state: Mapping[str, torch.Tensor], *, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
-    ) -> None:
-        self._state, self.shapes, self.dtype = state, shapes, dtype
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._state[name].detach().to(self.dtype).contiguous()
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
-
-    def __len__(self) -> int:
-        return len(self.shapes)
-
-
-def write_weights(weights: Converted, path: Path) -> None:
-    """Write the weights in the safetensors format, with one tensor at a time in CPU memory.
+def write_weights(
+    state: Mapping[str, torch.Tensor], path: Path, *, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
+) -> None:
+    """Write the tensors of ``state`` that ``shapes`` names in ``dtype``, with one tensor at a time in CPU memory.
 
     The library's writer needs all tensors in memory. The format (https://huggingface.co/docs/safetensors): the header's
     length in 8 bytes, the header, the tensors' bytes without gaps.
@@ -185,20 +121,21 @@ def write_weights(weights: Converted, path: Path) -> None:
     unfinished = path.with_name(f"{path.name}.{threading.get_ident()}")
     try:
         with unfinished.open("wb") as file:
-            file.write(_header(weights))
-            for tensor in weights.values():
-                file.write(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
+            file.write(_header(shapes, dtype))
+            for name in shapes:
+                tensor = state[name].detach().to(dtype).cpu().contiguous()
+                file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def _header(weights: Converted) -> bytes:
+def _header(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in weights.shapes.items():
-        start, end = end, end + math.prod(shape) * weights.dtype.itemsize
-        entries[name] = {"dtype": _DTYPES[weights.dtype], "shape": shape, "data_offsets": (start, end)}
+    for name, shape in shapes.items():
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": (start, end)}
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
     return struct.pack("<Q", len(text)) + text

@@ -25,7 +25,6 @@ from rlcore.sampling.vllm.gpu_assignment import (
     VisibleGpus,
     assign_gpus,
     memory_fractions,
-    shares_trainer_gpu,
     visible_gpus,
 )
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, command, environment
@@ -314,11 +313,6 @@ def test_fractions_that_add_up_to_more_than_there_is_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"1 replicas want 0\.90 of the trainer's GPU, of which 0\.70 is free"):
         memory_fractions(vllm(gpu_memory_utilization=0.9), [(0,)], cards(1, free=0.7))
     assert memory_fractions(vllm(gpu_memory_utilization=0.5), [(1,), (1,)], cards(2)) == [0.5, 0.5]
-
-
-def test_who_shares_the_trainers_gpu_is_known() -> None:
-    assert shares_trainer_gpu([(0, 1), (2, 3)], cards(4)) == [True, False]
-    assert shares_trainer_gpu([()], cards(0, trainer=None)) == [False]
 
 
 def test_a_trainer_on_the_processor_has_no_gpu() -> None:

@@ -23,14 +23,13 @@ from rlcore.sampling.vllm.client import Address, EngineControl
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.server import MAX_ATTEMPTS, EngineWatch, VllmSampler, open_vllm, parse_page
 from rlcore.sampling.vllm.weights import (
-    Converted,
     adapter_mismatches,
     checkpoint_shapes,
     make_weight_dir,
     shape_mismatches,
-    stored_tensors,
     write_weights,
 )
+from rlcore.sampling.vllm.worker.receiver import stored_tensors
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 from tests.waiting import LONG, until
@@ -358,7 +357,7 @@ def test_the_file_holds_every_stored_tensor_once_in_the_engines_precision(
 ) -> None:
     shapes = checkpoint_shapes(checkpoint)
     assert shape_mismatches(shapes, model.state_dict()) == []
-    write_weights(Converted(model.state_dict(), shapes=shapes, dtype=torch.bfloat16), tmp_path / "w.safetensors")
+    write_weights(model.state_dict(), tmp_path / "w.safetensors", shapes=shapes, dtype=torch.bfloat16)
     written = load_file(tmp_path / "w.safetensors")
     for path in (tmp_path, tmp_path / "w.safetensors"):
         assert {name: tensor.sum().item() for name, tensor in stored_tensors(path)} == {
@@ -374,7 +373,7 @@ def test_the_tensors_begin_at_a_multiple_of_8_bytes_as_the_format_has_it(length:
     state = {"n" * length: torch.tensor(2.5), "empty": torch.zeros(0, 3)}
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     path = tmp_path / "w.safetensors"
-    write_weights(Converted(state, shapes=shapes, dtype=torch.float16), path)
+    write_weights(state, path, shapes=shapes, dtype=torch.float16)
     assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
     read = load_file(path)
     assert {name: tensor.tolist() for name, tensor in read.items()} == {"n" * length: 2.5, "empty": []}

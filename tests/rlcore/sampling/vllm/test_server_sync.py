@@ -1,38 +1,24 @@
-"""An update reaches every server, by a file or from GPU to GPU."""
+"""An update reaches every server by one file."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from rlcore.config import EngineConfig, TransferKind
-from rlcore.errors import ConfigError, SamplingError
-from rlcore.sampling.vllm import server_sync as syncing
+from rlcore.config import EngineConfig
+from rlcore.errors import SamplingError
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl, in_background
-from rlcore.sampling.vllm.gpu_assignment import choose_transfer
-from rlcore.sampling.vllm.process import ServerSpec, command, environment
-from rlcore.sampling.vllm.server_sync import (
-    ControlClient,
-    WeightSource,
-    WeightSync,
-    open_transfer,
-    own_address,
-    rendezvous_host,
-)
-from rlcore.sampling.vllm.weights import Converted, Weights, checkpoint_shapes, write_weights
-from rlcore.sampling.vllm.worker.receiver import stored_tensors
+from rlcore.sampling.vllm.process import ServerSpec
+from rlcore.sampling.vllm.server_sync import WeightSync, publish
+from rlcore.sampling.vllm.weights import Weights
 from tests.waiting import LONG
 
 ADDRESS = Address("127.0.0.1", 1)
-
-Make = Callable[..., tuple[WeightSync, list["Server"]]]
 
 
 class Control(EngineControl):
@@ -67,46 +53,22 @@ class Server:
 
     def start(self) -> None:
         self.control = Control()
-        self.restarted_from.append(self.served.stored())
-
-
-class Sent:
-    """A way from GPU to GPU that only reads what it is given."""
-
-    opened: ClassVar[list[tuple[EngineControl, ...]]]
-
-    def __init__(self, group: ControlGroup) -> None:
-        self.opened.append(group.members)
-
-    def send(self, weights: Weights) -> None:
-        assert len(dict(weights.tensors())) == 20
-        assert weights.is_live_alone
+        self.restarted_from.append(self.served.path)
 
 
 @pytest.fixture
-def make(checkpoint: Path, tmp_path: Path) -> Make:
-    def build(transfer: TransferKind, *, trainer_moves: bool = False) -> tuple[WeightSync, list[Server]]:
-        spec = ServerSpec(
-            model=checkpoint,
-            weight_dir=tmp_path,
-            config=EngineConfig(kind="vllm"),
-            dtype="bfloat16",
-            max_model_len=128,
-            max_concurrent=1,
-            transfer=transfer,
-            trainer_moves=trainer_moves,
-        )
-        servers = [Server(checkpoint), Server(checkpoint)]
-        return WeightSync(servers, spec), servers
-
-    return build
-
-
-@pytest.fixture
-def direct(make: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[WeightSync, list[Server]]:
-    monkeypatch.setattr(Sent, "opened", [], raising=False)
-    monkeypatch.setattr(syncing, "open_transfer", lambda kind, group, *, num_tensors: Sent(group).send)
-    return make("nccl")
+def made(checkpoint: Path, tmp_path: Path) -> tuple[WeightSync, list[Server]]:
+    """A sync of two servers."""
+    spec = ServerSpec(
+        model=checkpoint,
+        weight_dir=tmp_path,
+        config=EngineConfig(kind="vllm"),
+        dtype="bfloat16",
+        max_model_len=128,
+        max_concurrent=1,
+    )
+    servers = [Server(checkpoint), Server(checkpoint)]
+    return WeightSync(servers, spec), servers
 
 
 def read(server: Server) -> list[str]:
@@ -114,23 +76,23 @@ def read(server: Server) -> list[str]:
 
 
 def test_all_servers_read_one_file_which_stays_until_the_next_update(
-    make: Make, model: PreTrainedModel, tmp_path: Path
+    made: tuple[WeightSync, list[Server]], model: PreTrainedModel, tmp_path: Path
 ) -> None:
-    sync, servers = make("file")
+    sync, servers = made
     for version in (1, 2, 3):
         sync.send(model.state_dict(), policy_version=version)
         (only,) = tmp_path.iterdir()
         assert [read(server)[-1] for server in servers] == [str(only)] * 2
         assert {server.policy_version for server in servers} == {version}
-        assert {server.served.stored() for server in servers} == {only}
+        assert {server.served.path for server in servers} == {only}
     sync.close()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_update_that_one_server_refuses_starts_all_of_them_again_with_the_weights_before(
-    make: Make, model: PreTrainedModel, tmp_path: Path
+    made: tuple[WeightSync, list[Server]], model: PreTrainedModel, tmp_path: Path
 ) -> None:
-    sync, servers = make("file")
+    sync, servers = made
     sync.send(model.state_dict(), policy_version=1)
     (before,) = tmp_path.iterdir()
     servers[1].control.refuses = "/collective_rpc"  # type: ignore[attr-defined]
@@ -142,9 +104,9 @@ def test_an_update_that_one_server_refuses_starts_all_of_them_again_with_the_wei
 
 
 def test_a_server_that_died_while_the_learner_was_at_work_is_started_first(
-    make: Make, model: PreTrainedModel, tmp_path: Path
+    made: tuple[WeightSync, list[Server]], model: PreTrainedModel, tmp_path: Path
 ) -> None:
-    sync, servers = make("file")
+    sync, servers = made
     sync.send(model.state_dict(), policy_version=1)
     (before,) = tmp_path.iterdir()
     servers[1].control.is_dead = True  # type: ignore[attr-defined]
@@ -157,9 +119,9 @@ def test_a_server_that_died_while_the_learner_was_at_work_is_started_first(
 
 @pytest.mark.parametrize("route", ["/pause", "/collective_rpc", "/resume"])
 def test_a_server_that_dies_as_it_loads_costs_a_start_of_all_and_no_update(
-    make: Make, model: PreTrainedModel, tmp_path: Path, route: str
+    made: tuple[WeightSync, list[Server]], model: PreTrainedModel, tmp_path: Path, route: str
 ) -> None:
-    sync, servers = make("file")
+    sync, servers = made
     sync.send(model.state_dict(), policy_version=1)
     (before,) = tmp_path.iterdir()
     servers[1].control.dies = route  # type: ignore[attr-defined]
@@ -170,70 +132,15 @@ def test_a_server_that_dies_as_it_loads_costs_a_start_of_all_and_no_update(
     assert [server.policy_version for server in servers] == [2, 2]
 
 
-def test_from_gpu_to_gpu_no_file_is_written_and_a_server_that_died_gets_one_of_the_trainers_weights(
-    direct: tuple[WeightSync, list[Server]], model: PreTrainedModel, tmp_path: Path
-) -> None:
-    sync, servers = direct
-    sync.send(model.state_dict(), policy_version=1)
-    assert list(tmp_path.iterdir()) == []
-    servers[0].start()
-    (written,) = tmp_path.iterdir()
-    name = "model.norm.weight"
-    assert torch.equal(load_file(written)[name], model.state_dict()[name].bfloat16())
-    sync.send(model.state_dict(), policy_version=2)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_one_group_is_formed_of_all_servers_and_again_when_one_of_them_is_another_process(
-    direct: tuple[WeightSync, list[Server]], model: PreTrainedModel
-) -> None:
-    sync, servers = direct
-    for version in (1, 2):
-        sync.send(model.state_dict(), policy_version=version)
-    first = tuple(server.control for server in servers)
-    assert Sent.opened == [first]
-    servers[1].start()
-    sync.send(model.state_dict(), policy_version=3)
-    assert Sent.opened == [first, (first[0], servers[1].control)]
-    assert "/shutdown_weight_transfer_engine" in [route for route, _ in first[0].asked]  # type: ignore[attr-defined]
-
-
-def test_weights_that_were_the_trainers_alone_are_gone_when_it_has_others(
-    direct: tuple[WeightSync, list[Server]], model: PreTrainedModel
-) -> None:
-    sync, servers = direct
-    sync.send(model.state_dict(), policy_version=1)
-    servers[0].control.refuses = "/reset_prefix_cache"  # type: ignore[attr-defined]
-    with pytest.raises(SamplingError, match="were not stored, and the trainer has newer ones"):
-        sync.send(model.state_dict(), policy_version=2)
-
-
-def test_a_copy_is_written_where_the_trainers_weights_move_while_the_engine_samples(
-    make: Make, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def send(weights: Weights) -> None:
-        assert weights.live is not None
-
-    monkeypatch.setattr(syncing, "open_transfer", lambda kind, group, *, num_tensors: send)
-    sync, servers = make("nccl", trainer_moves=True)
-    sync.send(model.state_dict(), policy_version=1)
-    (written,) = tmp_path.iterdir()
-    assert servers[0].served.live is None
-    assert servers[0].served.stored() == written
-
-
 def test_a_file_that_cannot_be_written_is_an_error_and_leaves_nothing(
-    make: Make, model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: tuple[WeightSync, list[Server]], model: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sync, servers = make("file")
+    sync, servers = made
     monkeypatch.setattr(Path, "replace", lambda self, target: (_ for _ in ()).throw(OSError(28, "no space")))
     with pytest.raises(SamplingError, match="no space"):
         sync.send(model.state_dict(), policy_version=1)
     assert list(tmp_path.iterdir()) == []
     assert servers[0].control.asked == []  # type: ignore[attr-defined]
-
-
-CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 class WorkerServer(EngineControl):
@@ -250,124 +157,23 @@ class WorkerServer(EngineControl):
             raise SamplingError(f"the engine refused {path}")
         if self.answers:
             self.answers.wait(LONG)
-        return {"results": [{"tensors": 20}] * self.count}
+        return {"success": True, "results": [{"tensors": 20}] * self.count}
 
 
-@pytest.fixture
-def path(checkpoint: Path, tmp_path: Path) -> Path:
-    """Weights in bfloat16, as a file."""
-    stored = dict(stored_tensors(checkpoint))
-    write_weights(
-        Converted(stored, shapes=checkpoint_shapes(checkpoint), dtype=torch.bfloat16), tmp_path / "w.safetensors"
-    )
-    return tmp_path / "w.safetensors"
-
-
-def test_a_server_that_refuses_is_an_error_at_once_though_the_others_still_wait_for_it(path: Path) -> None:
+def test_a_server_that_refuses_is_an_error_at_once_though_the_others_still_wait_for_it(tmp_path: Path) -> None:
     answers = threading.Event()
     servers = [WorkerServer(answers=answers), WorkerServer(refuses="/collective_rpc")]
     with pytest.raises(SamplingError, match="refused /"):
-        open_transfer("file", ControlGroup(servers), num_tensors=20)(Weights(path=path))
+        ControlGroup(servers).ask("/collective_rpc", {})
     answers.set()
 
 
-def test_a_file_asks_nothing_of_the_server_but_our_worker_which_counts_what_it_read(path: Path) -> None:
+def test_a_worker_counts_what_it_read(tmp_path: Path) -> None:
     server = WorkerServer(2)
-    open_transfer("file", ControlGroup([server]), num_tensors=20)(Weights(path=path))
-    assert server.asked == [("/collective_rpc", {"method": "receive_weights", "args": [str(path)]})]
+    publish(ControlGroup([server]), Weights(path=tmp_path), 1, num_tensors=20)
+    assert server.asked[1] == ("/collective_rpc", {"method": "receive_weights", "args": [str(tmp_path)]})
     with pytest.raises(SamplingError, match="tensors that were not sent"):
-        open_transfer("file", ControlGroup([server]), num_tensors=21)(Weights(path=path))
-
-
-def test_servers_that_no_one_address_of_this_machine_reaches_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(syncing, "own_address", lambda peer: f"10.0.0.{peer[1]}")
-    group = ControlGroup([EngineControl(("a", number), log_tail=str) for number in (1, 2)])
-    with pytest.raises(SamplingError, match=r"different interfaces: 10\.0\.0\.1, 10\.0\.0\.2"):
-        rendezvous_host(group)
-
-
-def choose(
-    device: torch.device, *, shares: Sequence[bool] = (False,), can_send: bool = False, **settings: Any
-) -> TransferKind:
-    return choose_transfer(EngineConfig(kind="vllm", **settings), device, shares=shares, can_send=can_send)
-
-
-def test_auto_is_nccl_between_gpus_where_vllm_is_on_both_sides() -> None:
-    assert choose(GPU, can_send=True) == "nccl"
-    assert choose(GPU, can_send=True, shares=(False, True)) == "file"  # one GPU has two processes
-    assert choose(GPU, can_send=True, urls=("http://a:1",), shares=()) == "file"  # who knows how it was started
-    assert choose(GPU, can_send=True, weight_dir="/data") == "file"  # a folder was named
-    assert choose(GPU) == choose(CPU, can_send=True) == "file"
-
-
-def test_from_gpu_to_gpu_is_refused_at_once_where_it_cannot_be() -> None:
-    for name in ("nccl", "ipc"):
-        with pytest.raises(ConfigError, match=f"{name} sends weights from GPU to GPU, but this run trains on cpu"):
-            choose(CPU, can_send=True, weight_transfer=name)
-        with pytest.raises(ConfigError, match=f"{name} needs vLLM in the trainer's environment too"):
-            choose(GPU, weight_transfer=name)
-    with pytest.raises(ConfigError, match="nccl cannot join two processes on one GPU, but replica 1 uses"):
-        choose(GPU, can_send=True, weight_transfer="nccl", shares=(False, True))
-    with pytest.raises(ConfigError, match="ipc shares memory of one GPU, but replica 0 does not use"):
-        choose(GPU, can_send=True, weight_transfer="ipc", shares=(False, True))
-    assert choose(GPU, can_send=True, weight_transfer="nccl", shares=(False, False)) == "nccl"
-    assert choose(GPU, can_send=True, weight_transfer="ipc", shares=(True,)) == "ipc"
-
-
-def test_the_server_is_started_for_the_way_that_was_chosen(tmp_path: Path) -> None:
-    def spec(transfer: TransferKind) -> ServerSpec:
-        return ServerSpec(
-            model=tmp_path,
-            weight_dir=tmp_path,
-            config=EngineConfig(kind="vllm"),
-            dtype="float32",
-            max_model_len=128,
-            max_concurrent=1,
-            transfer=transfer,
-        )
-
-    assert "--weight-transfer-config" not in command(spec("file"), "python", ADDRESS)
-    for transfer in ("nccl", "ipc"):
-        line = command(spec(transfer), "python", ADDRESS)  # type: ignore[arg-type]
-        assert line[line.index("--weight-transfer-config") + 1] == f'{{"backend": "{transfer}"}}'
-    allows = "VLLM_ALLOW_INSECURE_SERIALIZATION"
-    assert [allows in environment(spec(name), tmp_path) for name in ("file", "nccl", "ipc")] == [False, False, True]  # type: ignore[arg-type]
-
-
-def test_vllms_senders_see_the_live_weights_in_the_engines_precision_and_after_a_death_those_of_the_file(
-    checkpoint: Path, path: Path
-) -> None:
-    shapes = checkpoint_shapes(checkpoint)
-    stored = dict(stored_tensors(checkpoint))
-    live = Converted({**stored, "lm_head.weight": torch.zeros(1)}, shapes=shapes, dtype=torch.bfloat16)
-    source = WeightSource(CPU)
-    for weights in (Weights(path=path / "none", live=live), Weights(path=path)):
-        source.weights = weights
-        assert [(m.name, m.dtype, m.shape) for m in source.metadata()] == [
-            (name, torch.bfloat16, shape) for name, shape in shapes.items()
-        ]
-        assert all(torch.equal(tensor, stored[name].bfloat16()) for name, tensor in source)
-
-
-def test_vllms_senders_reach_every_server_by_its_four_routes_and_no_two_workers_have_one_rank() -> None:
-    servers = [WorkerServer(2), WorkerServer(1)]
-    client = ControlClient(ControlGroup(servers), [2, 1])
-    client.init_weight_transfer_engine({"rank_offset": 1, "world_size": 4})
-    client.start_weight_update()
-    client.finish_weight_update("7")
-    for server, first in zip(servers, (1, 3), strict=True):
-        assert server.asked == [
-            ("/init_weight_transfer_engine", {"init_info": {"rank_offset": first, "world_size": 4}}),
-            ("/start_weight_update", {}),
-            ("/finish_weight_update", {}),
-        ]
-    ipc = WorkerServer()
-    ControlClient(ControlGroup([ipc]), [1]).init_weight_transfer_engine({"packed": True})
-    assert ipc.asked == [("/init_weight_transfer_engine", {"init_info": {"packed": True}})]
-
-
-def test_the_store_is_open_on_the_way_to_the_server_alone() -> None:
-    assert own_address(ADDRESS[:2]) == "127.0.0.1"
+        publish(ControlGroup([server]), Weights(path=tmp_path), 2, num_tensors=21)
 
 
 def test_what_fails_in_the_background_is_raised_where_it_is_asked_for() -> None:
