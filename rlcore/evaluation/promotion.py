@@ -6,9 +6,8 @@ is ever promoted is at most ``alpha``, for any number of candidates and any depe
     look t (1, 2, …) tests at ``alpha_t = alpha / (t (t + 1))``, and Σ_t alpha_t = alpha   (union bound)
 
 Every guard must pass at ``alpha_t`` too, without further correction, because a promotion needs all of them
-(intersection-union test, Berger 1982). So a promotion despite a true loss beyond a guard's margin has the same bound:
-exactly for binary metrics, up to the accuracy of the bootstrap for others. Prompts wear out with the number of looks;
-new ones start at look 1. The caller counts the looks at one set of prompts, whatever the models are called.
+(intersection-union test, Berger 1982): exactly for binary metrics, up to the accuracy of the bootstrap for others. The
+caller counts the looks at one set of prompts, whatever the models are called; new prompts start at look 1.
 """
 
 from __future__ import annotations
@@ -24,6 +23,11 @@ from rlcore.errors import DataError, NonFiniteError
 from rlcore.evaluation.intervals import accuracy, effective_sample_size, finite
 from rlcore.evaluation.paired_tests import fraction_lower_bound, min_sample_size, noninferiority_p, score_interval
 from rlcore.seeding import derive_seed
+
+Values = NDArray[np.float64]
+_RESAMPLES_OVER_ALPHA = 50  # so that about 50 resamples are beyond the interval's end
+_MAX_RESAMPLES = 50_000  # p values are at least 1 / 50,001, so from look 50 no guard can pass at alpha = 0.05
+_CHUNK_VALUES = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,12 +91,6 @@ def check_max(name: str, value: float, limit: float) -> Check:
     return Check(
         name=name, estimate=value, low=value, high=value, p_value=None, limit=limit, passed=passed, sentence=sentence
     )
-
-
-Values = NDArray[np.float64]
-_RESAMPLES_OVER_ALPHA = 50  # so that about 50 resamples are beyond the interval's end
-_MAX_RESAMPLES = 50_000  # p values are at least 1 / 50,001, so from look 50 no guard can pass at alpha = 0.05
-_CHUNK_VALUES = 4_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -206,8 +204,7 @@ def sign_flip_p(differences: Values, *, seed: int, flips: int = 10_000) -> float
 def bootstrap_means(differences: Values, *, seed: int, resamples: int) -> Values:
     """Return the means of resamples of [N] differences and two added ones, ±s: float [resamples].
 
-    s is the largest |difference|. The added values keep a few equal differences from counting as certainty. Drawing the
-    counts of the distinct values gives the same distribution in less time.
+    s is the largest |difference|: a few equal differences are no certainty.
     """
     scale = float(np.abs(differences).max())
     values, counts = np.unique(np.concatenate([differences, [scale, -scale]]), return_counts=True)
@@ -283,12 +280,10 @@ def _is_binary(pair: PairedMetric) -> bool:
 
 
 def _changed(differences: Values) -> tuple[int, int]:
-    """Return the numbers of won and lost problems."""
     return int((differences > 0).sum()), int((differences < 0).sum())
 
 
 def _means(pair: PairedMetric, alpha: float, *, seed: int) -> Values:
-    """Return resampled means of the differences, in the number that the level needs."""
     draws = derive_seed(seed, "promotion", pair.name)
     return bootstrap_means(_differences(pair), seed=draws, resamples=_num_resamples(alpha))
 

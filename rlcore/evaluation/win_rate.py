@@ -137,11 +137,10 @@ def length_controlled(
 
         logit E[y_i] = θ + φ tanh(Δ_i / s),   Δ_i = length - other length,   s = the standard deviation of Δ
 
-    It is σ(θ). This is the regression of AlpacaEval 2 (Dubois et al. 2024, arXiv 2404.04475, eq. 2) without its term
-    for the difficulty of each instruction, which needs results of many models. y may be a fraction (Papke & Wooldridge
-    1996). φ has a wide normal prior, and two added prompts of equal lengths, one won and one lost, keep θ finite. The
-    interval uses the sandwich estimate for θ. If one model's answers are always longer, the result is an extrapolation
-    with a wide interval.
+    It is σ(θ): AlpacaEval 2 (Dubois et al. 2024, arXiv 2404.04475, eq. 2) without the difficulty of each instruction.
+    y may be a fraction (Papke & Wooldridge 1996). φ has a wide normal prior, and two added prompts of equal lengths,
+    one won and one lost, keep θ finite. The interval uses the sandwich estimate for θ. If one model's answers are
+    always longer, it is wide.
 
     Raises:
         DataError: The numbers of lengths and preferences differ, or there are none.
@@ -169,12 +168,8 @@ def audit_judge(
 ) -> JudgeAudit:
     """Audit a judge on held-out human pairs, with the human-preferred answer as the first model's.
 
-    ``prompts`` [N]: prompt number of each pair, because pairs of one prompt are correlated. The length bias covers
-    pairs of unequal lengths:
-
-        mean(judge prefers the longer) - mean(humans prefer the longer)
-
-    ``beyond_length`` covers all pairs and compares with the rule "longer is better", where equal lengths count half.
+    ``prompts`` [N]: prompt number of each pair, because pairs of one prompt are correlated. The length bias, over pairs
+    of unequal lengths, is ``mean(judge prefers the longer) - mean(humans prefer the longer)``.
 
     Raises:
         DataError: No pair has a result.
@@ -207,7 +202,6 @@ def audit_judge(
 
 
 def _unbiased(bias: Interval, limit: float) -> Check:
-    """Check that a judge does not prefer longer answers more than humans do; fails if no pair has unequal lengths."""
     name = "preference for the longer answer beyond that of humans"
     if bias.n or limit >= 1.0:
         return check_max(name, bias.mean, limit)
@@ -222,7 +216,6 @@ def _differ(results: PairResults) -> NDArray[np.bool_]:
 
 
 def _first(results: PairResults) -> float:
-    """Return the win rate of the first position, a tie counting half."""
     return float((results.forward + 1.0 - results.backward).mean() / 2.0)
 
 

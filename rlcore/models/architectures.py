@@ -1,9 +1,8 @@
-"""Properties of architectures: rows, attention, head and positions.
+"""Properties of architectures, and packing and attention by them.
 
-Most models only have attention over all earlier tokens. A row of a batch may then be a tree: a prompt once, with all of
-its completions. Other models keep a state from token to token (Mamba, linear attention, short convolutions). Some have
-an attention that only transformers computes (soft-caps, sinks, latent keys, ALiBi, chunks). Their rows hold one
-completion and use the library's attention, which is slower.
+A row of most models may be a tree: a prompt once, with all of its completions. Models with a state from token to token
+(Mamba, linear attention, short convolutions) or an attention that only transformers computes (soft-caps, sinks, latent
+keys, ALiBi, chunks) have one completion per row and the library's attention, which is slower.
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ from rlcore.hardware.sharded import device_of, ranks_of
 from rlcore.models.tree_attention import TREE_ATTENTION, WIDTHS
 from rlcore.text.packing import EXACT, PackedBatch, TokenSequence, empty, pack, split_across_ranks
 
+logger = logging.getLogger(__name__)
 _TREE_LAYERS = frozenset(("full_attention", "sliding_attention", "sparse", "dense"))
 # Configuration fields of attention that the tree kernels do not compute.
 _OTHER_ATTENTION = ("attn_logit_softcapping", "kv_lora_rank", "alibi", "attention_chunk_size")
@@ -106,20 +106,15 @@ def positions_of(folder: Path) -> int:
 
 
 def _text(config: PreTrainedConfig) -> Any:
-    """Return the text configuration, which is the whole one except for multimodal models."""
     return config.get_text_config(decoder=True)
 
 
 def _has_window(config: PreTrainedConfig) -> bool:
-    """Return True if some layer has a sliding window shorter than the maximum length."""
     window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     positions = max_positions(config)
     if not window or (positions is not None and window >= positions):
         return False
     return not kinds or "sliding_attention" in kinds
-
-
-logger = logging.getLogger(__name__)
 
 
 def choose_kernels(model: PreTrainedModel) -> None:

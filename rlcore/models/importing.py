@@ -31,6 +31,7 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.text.tokenizer_files import read_eos_ids, require_vocabulary
 
 CARD = "model_card.json"
+_SHOWN = 12
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -234,9 +235,6 @@ def _plain_copy(packed: PreTrainedModel) -> PreTrainedModel:
         plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     plain.load_state_dict(packed.state_dict())
     return plain.to(torch.bfloat16)
-
-
-_SHOWN = 12
 
 
 def configure_tokenizer(backend: PreTrainedTokenizerBase, config: ModelConfig) -> None:

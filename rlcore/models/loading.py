@@ -1,4 +1,4 @@
-"""Loading and saving of checkpoint folders.
+"""Loading, saving and export of checkpoint folders.
 
 A checkpoint folder holds config.json, generation_config.json (EOS ids, no sampling filters), safetensors, the tokenizer
 with its chat template, and, if imported, model_card.json.
@@ -25,6 +25,9 @@ from rlcore.models.saving import atomic_folder, cast_like, cast_weights
 
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
+ExportDtype = Literal["keep", "float32", "bfloat16", "float16"]
+README = "README.md"
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
 def load_policy(folder: Path | str, *, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
@@ -48,14 +51,10 @@ def save_model(
     like_start: bool = False,
     state: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write a trained model with the tokenizer and EOS ids of the checkpoint in ``tokenizer_folder``.
+    """Write a trained model to a new folder, with the tokenizer and EOS ids of its start, ``tokenizer_folder``.
 
-    Args:
-        model: Trained model.
-        tokenizer_folder: Checkpoint that the training started from.
-        folder: Folder to create.
-        like_start: Round weights to half precision if they are in half precision in ``tokenizer_folder``.
-        state: All weights, if ``model`` holds only shards of them.
+    ``like_start``: round weights to half precision if they are so in ``tokenizer_folder``. ``state``: all weights, if
+    ``model`` holds only shards of them.
 
     Raises:
         ModelError: ``tokenizer_folder`` is not a checkpoint.
@@ -128,21 +127,11 @@ def no_progress_bars() -> Iterator[None]:
         transformers_logging.enable_progress_bar()
 
 
-ExportDtype = Literal["keep", "float32", "bfloat16", "float16"]
-README = "README.md"
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
-
-
 def export_checkpoint(checkpoint: Path, folder: Path, *, dtype: ExportDtype = "keep", readme: str = "") -> None:
-    """Write weights, configuration, tokenizer, chat template and EOS ids of a checkpoint to ``folder``.
+    """Write weights, configuration, tokenizer, chat template and EOS ids of a policy to a new ``folder``.
 
-    A checkpoint that was trained with an adapter holds merged weights; the adapter is not exported.
-
-    Args:
-        checkpoint: Folder of a policy.
-        folder: Folder to create.
-        dtype: Precision of the weights, ``keep`` for that of the checkpoint.
-        readme: Text of the model card.
+    A checkpoint that was trained with an adapter holds merged weights; the adapter is not exported. ``readme``: text of
+    the model card.
 
     Raises:
         ModelError: The checkpoint is not a language model, or a weight overflows in ``dtype``.

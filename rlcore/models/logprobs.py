@@ -1,4 +1,17 @@
-"""Log-probabilities and entropy from hidden states, in chunks, so that the [N, V] logits are never all in memory."""
+"""Log-probabilities and entropy from hidden states, in chunks, so that the [N, V] logits are never all in memory.
+
+:func:`fused_loss` computes loss and gradient in one pass per chunk, with three products of the head instead of four.
+With x = h W' / T - max, e = exp(x) in a single buffer [chunk, V], Z = sum(e), and g = dloss/dlogprob:
+
+    logprob = x[target] - ln Z                          1st product:  h W'
+    entropy = ln Z - sum(e x) / Z
+    dloss/dh = -g / (Z T) d W,  d = e - Z at target     2nd product:  d W
+    dloss/dW = -sum of d' (g / (Z T) h)                 3rd product:  d' h
+
+Half precision needs this order: dividing the states by the temperature would round again, and neither the entropy of a
+confident policy nor its gradient may be a difference of two large numbers. g must be known while e is in memory, so the
+loss is a sum over chunks of whole sequences. :func:`chunked_logprobs` recomputes e in its backward pass.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +33,10 @@ from rlcore.hardware.precision import at_least_float32
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
+_ROWS = 512  # rows of logits at once: half a chunk of the plain path takes as long, and half the memory
+_BLOCK = 64  # rows of a chunk that are copied while they are exponentiated
+_TOKENS = 8192  # tokens of the vocabulary whose part of the head's gradient is computed, and copied, at once
+LossOfChunk = Callable[[slice, Tensor, Tensor], Tensor]
 
 
 def chunked_logprobs(
@@ -34,17 +51,14 @@ def chunked_logprobs(
 ) -> tuple[Float[Tensor, "tokens"], Float[Tensor, "tokens"]]:
     """Return log-probability of each target and entropy of each ``softmax(hidden @ head_weight.T / temperature)``.
 
+    Both are float32 [N], in nats (float64 for a float64 model).
+
     Args:
-        hidden: [N, H], states that predict the targets.
+        hidden: [N, H], states that predict the int64 ``targets`` [N].
         head_weight: [V, H].
-        targets: int64 [N].
-        temperature: Temperature of the sampled distribution.
-        chunk_size: Number of rows whose [chunk, V] logits are in memory together. The backward pass recomputes them.
+        chunk_size: Number of rows whose [chunk, V] logits are in memory together.
         entropy_gradient: Differentiate the entropy, which costs a second softmax backward.
         dtype: dtype of the products with the head; by default that of ``head_weight``.
-
-    Returns:
-        logprobs, entropy: float32 [N] each, in nats (float64 for a float64 model).
     """
     cast = head_weight.detach().to(dtype or head_weight.dtype)
     results = [
@@ -137,13 +151,6 @@ def _logprobs_of_chunk(
     return logprobs, log_normaliser - (probabilities * logits).sum(-1)
 
 
-_ROWS = 512  # rows of logits at once: half a chunk of the plain path takes as long, and half the memory
-_BLOCK = 64  # rows of a chunk that are copied while they are exponentiated
-_TOKENS = 8192  # tokens of the vocabulary whose part of the head's gradient is computed, and copied, at once
-
-LossOfChunk = Callable[[slice, Tensor, Tensor], Tensor]
-
-
 def fused_loss(
     hidden: Float[Tensor, "tokens hidden"],
     head_weight: Float[Tensor, "vocab hidden"],
@@ -157,14 +164,11 @@ def fused_loss(
     """Return the sum of ``loss_of`` over chunks of whole sequences, computing the gradient in the same pass.
 
     Args:
-        hidden: [N, H], states that predict the targets.
-        head_weight: [V, H].
-        targets: int64 [N].
         loss_of: (slice of N, log-probabilities [n] with gradient, entropies [n] without) -> scalar. Called once per
-            chunk. Both are float32 (float64 for a float64 model), in nats.
+            chunk.
         lengths: Tokens of each sequence, in the order of the targets; they add up to N.
-        temperature: Temperature of the sampled distribution.
-        dtype: dtype of the products with the head; by default that of ``head_weight``.
+
+    Other arguments and units are those of :func:`chunked_logprobs`.
     """
     arguments = (hidden, head_weight, targets, loss_of, tuple(lengths), temperature, dtype or head_weight.dtype)
     loss: Tensor = _FusedLoss.apply(*arguments)  # type: ignore[no-untyped-call]

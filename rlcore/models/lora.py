@@ -34,17 +34,21 @@ from collections.abc import Collection
 
 from rlcore.hardware.precision import Linear
 
+logger = logging.getLogger(__name__)
+# peft treats these names as the projections of all experts of a mixture, which are one tensor in memory.
+_OF_EXPERTS = frozenset(("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"))
+_READ_DIRECTLY = frozenset(("out_proj", "dt_proj"))  # Mamba kernels read these weights directly
+_SMALL_FRACTION = 0.5
 FOLDER = "adapter"  # subfolder: next to config.json it would be applied again on loading
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # prefix of names in peft's files
 
 
 class AdaptedModel(nn.Module):
-    """Model ``base`` with the adapter ``name`` active, or with none if ``name`` is "".
+    """Model ``base`` with the adapter ``name`` active, or with none if ``name`` is ""; usable as policy or backbone.
 
-    Usable in place of a policy or a backbone. Its parameters are those of its adapter; the base is frozen, shared with
-    other adapted models, and not a submodule. Each call activates the adapter on the base. Passes of several models may
-    therefore alternate, and a backward pass may follow another model's forward pass.
+    Its parameters are those of its adapter; the base is frozen, shared, and not a submodule. Each call activates the
+    adapter, so passes of several models may alternate, and a backward pass may follow another model's forward pass.
     """
 
     def __init__(self, base: PreTrainedModel, name: str) -> None:
@@ -162,8 +166,7 @@ def is_adapter_of(model: PreTrainedModel | AdaptedModel, checkpoint: Path) -> bo
 class MergedState(Mapping[str, torch.Tensor]):
     """Weights for an engine or a checkpoint: ``W + alpha / rank * B A`` by W's name, other weights unchanged.
 
-    Merged matrices are at least float32. Each is computed when it is read and not kept, so that a weight sync needs no
-    second model in memory. ``adapted`` is the model itself, for receivers that need the adapter alone.
+    Merged matrices are at least float32, and computed when they are read. ``adapted`` is the model itself.
     """
 
     def __init__(self, model: AdaptedModel) -> None:
@@ -224,7 +227,6 @@ def _inject(base: PreTrainedModel, config: Any, name: str) -> None:
 
 
 def _forward(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
-    """Run a layer with its active adapter, or the base layer if none is active."""
     linear, names = layer.base_layer, () if layer.disable_adapters else layer.active_adapters
     (name,) = names or ("",)
     if name not in layer.lora_A:
@@ -259,7 +261,6 @@ def _serves(layer: Any, name: str) -> bool:
 
 
 def _layers(base: PreTrainedModel) -> Iterator[Any]:
-    """Yield the layers that carry adapters."""
     return (module for module in base.modules() if hasattr(module, "lora_A") and hasattr(module, "base_layer"))
 
 
@@ -293,15 +294,10 @@ def low_rank_linear(
     """Return the layer's output, [..., O], with gradients for ``inputs``, ``down`` and ``up``.
 
     Products are in the precision of ``weight``, or in that of an active autocast, and their sum under autocast at least
-    float32: to a half-precision output of the layer, a small addition is rounded away. Gradients have their tensors'
-    precision.
+    float32: to a half-precision output of the layer, a small addition is rounded away.
 
-    Args:
-        inputs: [..., I].
-        weight: [O, I], frozen, as is ``bias``, [O].
-        down: A, [rank, I].
-        up: B, [O, rank].
-        scaling: s, alpha / rank.
+    ``inputs``: [..., I]. ``weight``: [O, I], frozen, as is ``bias``, [O]. ``down``: A, [rank, I]. ``up``: B, [O, rank].
+    ``scaling``: alpha / rank.
     """
     kind = inputs.device.type
     is_wide = torch.is_autocast_enabled(kind)
@@ -346,13 +342,6 @@ class _LowRankLinear(torch.autograd.Function):
             of_inputs = product(gradient, weight).addmm_(of_narrow.T, down).view(ctx.shape).to(ctx.input_dtype)
         of_down, of_up = of_narrow @ rows, (narrow.T @ gradient).mul_(ctx.scaling).T
         return of_inputs, None, None, of_down.to(ctx.adapter_dtype), of_up.to(ctx.adapter_dtype), None, None, None
-
-
-logger = logging.getLogger(__name__)
-# peft treats these names as the projections of all experts of a mixture, which are one tensor in memory.
-_OF_EXPERTS = frozenset(("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"))
-_READ_DIRECTLY = frozenset(("out_proj", "dt_proj"))  # Mamba kernels read these weights directly
-_SMALL_FRACTION = 0.5
 
 
 def choose_targets(base: PreTrainedModel, wanted: Collection[str]) -> list[str]:

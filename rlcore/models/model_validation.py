@@ -1,7 +1,7 @@
-"""Checks of an external model before it is loaded: files, sizes, chat template.
+"""Checks of an external model before it is loaded: files, sizes, weights by their headers, chat template.
 
-A folder may contain anything: a pipe in place of weights, a configuration of a million layers, the name of a kernel to
-be downloaded as attention, a template that never ends. Each is rejected with a reason before it costs resources.
+A folder may contain anything: a pipe in place of weights, a configuration of a million layers, a kernel to be
+downloaded as attention, a template that never ends. Each is rejected with a reason before it costs resources.
 """
 
 from __future__ import annotations
@@ -38,6 +38,14 @@ from rlcore.text.tokenization import PROBE_ROLES, ChatTokenizer
 MAX_LAYERS, MAX_EXPERTS, MAX_SIZE = 2_000, 20_000, 2**31  # the largest models have 130 layers, or 60 of 400 experts
 MAX_TOKEN_ID = 2**24  # the largest vocabularies have a few hundred thousand tokens
 MAX_GROWTH = 1_000  # maximum factor by which a normalizer may lengthen a text
+MAX_TENSORS = 100_000
+AGAIN = "fetch the checkpoint again, with the configuration that it was saved with"
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_SPARE = 2.0  # maximum ratio of model parameters to stored numbers: tied weights are stored once
+_FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
+_NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)")
+_POINTER = b"version https://git-lfs"
+_SHOWN = 3
 _DEPTHS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 _LAYERS = ("layer", "blocks", "types")
 _NO_SIZES = ("theta", "base", "seed")  # a frequency may be any number
@@ -278,16 +286,6 @@ def _refuse_size(path: str, value: int, name: Path | str) -> None:
         raise ModelError(f"config.json has {path} = {value}: must be at least 1", where=str(name), fix=AGAIN)
     if value > most and not any(word in key for word in _NO_SIZES):
         raise ModelError(f"config.json has {path} = {value:,} (limit {most:,})", where=str(name), fix=AGAIN)
-
-
-MAX_TENSORS = 100_000
-AGAIN = "fetch the checkpoint again, with the configuration that it was saved with"
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
-_SPARE = 2.0  # maximum ratio of model parameters to stored numbers: tied weights are stored once
-_FLOATS = frozenset(("F64", "F32", "F16", "BF16"))
-_NUMBER = re.compile(r"(?<=\.)[0-9]+(?=\.)")
-_POINTER = b"version https://git-lfs"
-_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,9 +77,8 @@ def measure_scale(
 def fit_length_slope(margins: Float[Tensor, "pairs"], log_ratios: Float[Tensor, "pairs"]) -> float:
     """Return the increase of a margin r_chosen - r_rejected [P] per ln(length chosen / length rejected) [P].
 
-    This is the slope of the least-squares line ``margin = quality + slope · log_ratio``. The intercept absorbs quality
-    that is independent of length; without it, a real preference for better and longer answers would count as length
-    bias. After debiasing, margins are uncorrelated with length over these pairs.
+    This is the slope of the least-squares line ``margin = quality + slope · log_ratio``. Without the intercept, a real
+    preference for better and longer answers would count as length bias.
 
     Raises:
         DataError: All pairs have the same ratio of lengths.

@@ -1,4 +1,4 @@
-"""Device and precision with which models are loaded."""
+"""Device, precision and gradient checkpointing of loaded models."""
 
 from __future__ import annotations
 
@@ -72,12 +72,10 @@ class Runtime:
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> PreTrainedModel:
-    """Enable gradient checkpointing for every layer of the backbone; return the model. Costs about a third more time.
+    """Recompute the activations of every layer in the backward pass: less memory, about a third more time.
 
     transformers checkpoints in training mode only, which would enable dropout. Only the layers themselves are therefore
-    set to training mode, with dropout 0, and their submodules are not. A copy in evaluation mode decodes as usual.
-
-    Adapters may be added later: recomputation uses the adapter of its forward pass, whichever is active then.
+    set to training mode, with dropout 0. Recomputation uses the adapter of its forward pass, whichever is active then.
 
     Raises:
         ModelError: The architecture does not support it.
@@ -101,7 +99,7 @@ def enable_gradient_checkpointing(model: PreTrainedModel) -> PreTrainedModel:
 
 
 class _Adapter(AbstractContextManager[None]):
-    """Context with the adapter ``name`` active on ``base``; restores the previous one. Reentrant in sequence."""
+    """Context with the adapter ``name`` active on ``base``; restores the previous one."""
 
     def __init__(self, base: PreTrainedModel, name: str) -> None:
         self._base, self._name, self._before = base, name, name
@@ -117,5 +115,4 @@ class _Adapter(AbstractContextManager[None]):
 
 
 def _contexts(model: PreTrainedModel) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts of a layer's forward pass and of its recomputation."""
     return nullcontext(), _Adapter(model, active_name(model))

@@ -20,8 +20,6 @@ from starlette.responses import JSONResponse
 from rlcore.errors import shown
 from rlcore.types import Role
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-
 
 class ApiError(Exception):
     """Rejected request.
@@ -61,6 +59,7 @@ class ApiError(Exception):
 logger = logging.getLogger(__name__)
 Json = Mapping[str, Any]
 Harmless = Callable[[Any], bool]
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 MAX_TOKENS = 2**31 - 1  # that a request may name
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_CHARS = 1000
@@ -108,8 +107,8 @@ class Offer:
         max_choices: Completions of a request; ``max_stops``: its stop strings.
         model: Name for requests without one; "" if they need one.
         refused: Parameters that are refused unless their value has no effect, as in :data:`UNSUPPORTED`.
-        ignored: Parameters without effect, whatever their values are.
-        ignores_unknown: Ignore other parameters, with a warning in the log, instead of refusing them.
+        ignored: Parameters without effect.
+        ignores_unknown: Ignore other parameters with a warning, instead of refusing them.
     """
 
     max_choices: int

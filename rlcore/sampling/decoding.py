@@ -15,6 +15,7 @@ from rlcore.sampling.kv_cache import Gaps, SharedPromptLayer, cache_argument, fi
 Choose = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 Watch = Callable[[int, int, int], None]
 """Listener of each step: the tokens that it made, the unfinished sequences after it, and its number from 1."""
+MAX_PREFILL_TOKENS = 32_768  # per forward pass: every row computes its own copy of the prompt
 _COMPACT_AT = 0.9  # fraction of unfinished rows at which ended rows are dropped: dropping moves rows of every layer
 _CHUNK = 2**19  # logits sampled at once on a CPU: larger buffers leave the processor's cache
 
@@ -192,9 +193,6 @@ def argmax_tokens(logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.T
     return tokens, logprobs
 
 
-MAX_PREFILL_TOKENS = 32_768  # per forward pass: every row computes its own copy of the prompt
-
-
 def decode_by_library(
     model: PreTrainedModel,
     prompts: Sequence[tuple[int, ...]],
@@ -204,10 +202,10 @@ def decode_by_library(
     eos_ids: torch.Tensor,
     watch: Watch = unwatched,
 ) -> Decoded:
-    """Complete each prompt; arguments and result are those of :func:`rlcore.sampling.decoding.decode`.
+    """Complete each prompt as :func:`decode`, by the library's ``generate``, which manages other states than keys.
 
-    The model has an attention of the library's. A row that has ended is computed on until the last of its part ends;
-    ``watch`` takes it for unfinished until then.
+    Rows of equal length form a batch: padding before a prompt would pass through a recurrent state. A row that has
+    ended is computed on until the last of its part ends; ``watch`` takes it for unfinished until then.
     """
     num_tokens = uniforms.shape[1]
     tokens = torch.zeros(uniforms.shape, dtype=torch.int64, device=uniforms.device)

@@ -3,8 +3,8 @@
     model = LmEvalModel(policy, tokenizer, config, seed=0)
     records = evaluate(model, config)      # a row for each task, document and metric
 
-It needs the extra ``benchmarks``. It loads nothing from the internet: a task is a YAML file whose data are JSONL files
-in the same folder. YAML tags that run Python, such as ``!function``, are errors.
+It loads nothing from the internet: a task is a YAML file whose data are JSONL files in the same folder. YAML tags that
+run Python, such as ``!function``, are errors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Built-in rollout engine: batched decoding of a Hugging Face causal language model in plain torch.
 
-Each distinct prompt is prefilled once, and the samples of its group share its keys and values. Ended sequences leave
-the batch several at a time. A block of sequences is decoded to its end before the next begins. Models whose rows cannot
+Each distinct prompt is prefilled once, and the samples of its group share its keys and values. Models whose rows cannot
 share a prompt are decoded by the library, which is slower. On a CPU, products are oneDNN's with packed weights.
 """
 
@@ -67,8 +66,8 @@ class _Watch:
 class NativeSampler:
     """Rollout engine with its own copy of a model's weights; see :class:`rlcore.sampling.base.Sampler`.
 
-    ``max_concurrent`` is the number of sequences decoded together. A prompt without room for ``max_new_tokens`` in the
-    model's positions gives failed rollouts; other prompts are unaffected.
+    ``max_concurrent``: sequences decoded together. A prompt without room in the model's positions gives failed
+    rollouts.
     """
 
     def __init__(
@@ -255,8 +254,7 @@ def _untied(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) 
 def _packed_weights(model: torch.nn.Module) -> Iterator[None]:
     """On a CPU, compute linear layers within the context with copies of their weights in oneDNN's blocked layout.
 
-    A step of decoding multiplies few rows by all weights. PyTorch's own product brings bfloat16 weights into this
-    layout each time, and in float32 it calls MKL, which uses half of the vector width of AMD's processors.
+    PyTorch's own product brings bfloat16 weights into this layout each time, and in float32 it calls MKL.
     """
     layers = [module for module in model.modules() if is_linear(module) and _gains(module.weight)]
     for layer in layers:

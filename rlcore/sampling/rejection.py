@@ -1,4 +1,4 @@
-"""Rejection sampling: select demonstrations from scored answers. Pure functions.
+"""Rejection sampling of demonstrations from scored answers, and the curriculum of prompts by their pass rates.
 
 The order of decisions is fixed. First, unusable answers are dropped (unscored, truncated, blank), then those below the
 threshold. Per prompt, the best answers are kept without duplicates, up to a cap. Per task, prompts alternate up to
@@ -21,14 +21,14 @@ from rlcore.config import RejectionConfig
 from rlcore.evaluation.intervals import Interval, accuracy, mean_fraction
 from rlcore.seeding import derive_seed, generator
 
-SHINGLE_WORDS = 3
+Item = TypeVar("Item")
+_STEPS = 2**31  # resolution of the offset, an integer number of steps: all arithmetic is exact
 REASONS = (
     "unscored",
     "truncated",
     "unusable",
     "below_threshold",
     "duplicate",
-    "near_duplicate",
     "over_prompt_cap",
     "over_task_cap",
 )
@@ -141,14 +141,6 @@ def normalised(text: str) -> str:
     return " ".join(text.split())
 
 
-def similarity(first: str, second: str) -> float:
-    """Return the Jaccard index of the word trigrams of two texts, 0..1; of single words if a text has fewer than 3."""
-    words = [text.split() for text in (first, second)]
-    size = min(SHINGLE_WORDS, *map(len, words)) or 1
-    one, other = ({tuple(each[index : index + size]) for index in range(len(each) - size + 1)} for each in words)
-    return len(one & other) / len(one | other) if one | other else 1.0
-
-
 def _drop_reasons(group: Sequence[Candidate], config: RejectionConfig) -> dict[Candidate, str]:
     """Return the reason for dropping each answer to one prompt; empty for those kept."""
     reasons = {one: _unfit(one, config) for one in group}
@@ -187,8 +179,6 @@ def _redundant(one: Candidate, kept: Sequence[Candidate], config: RejectionConfi
     others = [normalised(other.transcript) for other in kept]
     if text in others:
         return "duplicate"
-    if config.max_similarity < 1.0 and any(similarity(text, other) > config.max_similarity for other in others):
-        return "near_duplicate"
     return "over_prompt_cap" if len(kept) >= config.keep_per_prompt else ""
 
 
@@ -209,10 +199,6 @@ def _over_task_cap(best_first: Sequence[Candidate], config: RejectionConfig, see
     return over
 
 
-Item = TypeVar("Item")
-_STEPS = 2**31  # resolution of the offset, an integer number of steps: all arithmetic is exact
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassCount:
     """``passed`` of ``answers`` answers to a prompt were correct. ``answers`` is at least 1."""
@@ -227,10 +213,9 @@ class PassCount:
 
 
 def learnability(tried: PassCount) -> Fraction:
-    """Return the posterior mean of p(1 - p), the variance of a 0/1 reward with pass rate p.
+    """Return the posterior mean of p(1 - p), the variance of a 0/1 reward with pass rate p; the prior of p is uniform.
 
-    The prior of p is uniform, so the posterior is Beta(a, b) with a = passed + 1 and b = answers - passed + 1. The mean
-    is ab / ((a + b)(a + b + 1)): 9 / 110 for a prompt solved 0 times in 8, and 25 / 110 for one solved 4 times.
+    It is ab / ((a + b)(a + b + 1)), a = passed + 1, b = answers - passed + 1: 9 / 110 for a prompt solved 0 times in 8.
     """
     a, b = tried.passed + 1, tried.answers - tried.passed + 1
     return Fraction(a * b, (a + b) * (a + b + 1))

@@ -51,8 +51,6 @@ def address_of(url: str) -> Address:
 def call(address: Address, path: str, payload: Mapping[str, Any] | None, *, seconds: float) -> tuple[int, Any]:
     """Return the HTTP status and the answer as JSON or text. ``payload`` is posted as JSON; None sends a GET.
 
-    The connection is closed on exit. The server then drops a request that still runs.
-
     Raises:
         EngineUnreachableError: The server sent nothing for ``seconds`` before its answer was complete.
     """
@@ -82,8 +80,7 @@ class EngineControl:
         """Return the server's answer to ``payload``; None sends a GET.
 
         Raises:
-            SamplingError: There was no answer within ``seconds``, or its status was not 200. The message has the last
-                lines of the server's log.
+            SamplingError: There was no answer within ``seconds``, or its status was not 200.
         """
         try:
             status, answer = call(self.address, path, payload, seconds=seconds)

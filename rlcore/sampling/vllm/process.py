@@ -39,19 +39,14 @@ class ServerSpec:
     """Model and settings of a server.
 
     Attributes:
-        weight_dir: Folder of the weight files.
         dtype: Name of a torch type.
         url: Address of a running server; empty to start one.
         devices: Indices of visible GPUs; empty for a CPU.
-        gpu_memory_utilization: Fraction of GPU memory that the server may use.
-        enforce_eager: Disable CUDA graphs.
         sleeps: True if the server releases a GPU that it shares with a learner during updates. False on a CPU, where
-            vLLM has no sleep mode and refuses to start with it.
+            vLLM refuses to start with a sleep mode.
         lora_rank: Rank of LoRA weights that are sent as such; 0 if merged.
-        prefill_in_parts: Chunked prefill: spread a long prompt over several steps. With seeded requests, vLLM 0.32
-            crashes on a CPU if it is enabled.
-        worker_file: File that ``worker_class`` is imported from, if it is not rlcore's.
-        worker_class: Class that receives the weights.
+        prefill_in_parts: Chunked prefill. With seeded requests, vLLM 0.32 crashes on a CPU if it is enabled.
+        worker_file: File that ``worker_class``, which receives the weights, is imported from, if it is not rlcore's.
     """
 
     model: Path
@@ -118,8 +113,7 @@ class ServerProcess:
         """Wait until the server answers.
 
         Raises:
-            SamplingError: The server ended or the timeout passed; it is stopped. The message has the last lines of its
-                log.
+            SamplingError: The server ended or the timeout passed; it is stopped. The message has its last lines.
         """
         limit = self.spec.config.timeouts.startup_seconds
         started = time.monotonic()

@@ -1,11 +1,8 @@
 """Rollouts from a vLLM server: token ids in, token ids and log-probabilities out, with versioned weights.
 
-Each request is one completion with its own seed, so its samples do not depend on other requests. Equal prompts share
-their prefill in the server's prefix cache. A dead server is restarted with the weights that it served, and its missing
-completions are requested again.
-
-A server on the learner's GPU sleeps during an update. It wakes in two steps, so that its cache and the memory for
-loading are not allocated together: for new weights, and for the first request after them.
+Each request is one completion with its own seed. A dead server is restarted with the weights that it served, and its
+missing completions are requested again. A server on the learner's GPU sleeps during an update. It wakes in two steps,
+so that its cache and the memory for loading are not allocated together: for new weights, and for the next request.
 """
 
 from __future__ import annotations
@@ -14,7 +11,6 @@ import contextlib
 import math
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -39,20 +35,14 @@ from rlcore.types import FailedRollout, Prompt, Rollout
 MAX_ATTEMPTS = 3  # per completion
 _CACHE = "kv_cache"  # vLLM's tag of the memory of keys and values
 _NO_NUMBER = -9999.0  # vLLM's value for a log-probability of NaN
-_WATCH_SECONDS = 0.25
 _PAGE_SECONDS = 5.0
 _LINE = re.compile(r"^vllm:(\w+?)(?:_total)?(?:\{.*\})? (\S+)$", re.MULTILINE)
-_PEAKS = {
-    "num_requests_running": "engine/running",
-    "num_requests_waiting": "engine/waiting",
-    "kv_cache_usage_perc": "engine/kv_cache_usage",
-}
 _COUNTS = ("generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
-    """Completion to sample, with its prompt and seed."""
+    """Completion to sample."""
 
     prompt: Prompt
     seed: int
@@ -134,7 +124,7 @@ class VllmSampler:
         """Return the log-probability of each completion token under the served weights.
 
         The server scores a text only at temperature 1. Other temperatures are computed from the scores of the whole
-        vocabulary, which is fast enough for checks but not for batches.
+        vocabulary, which is slow.
         """
         self._wake_cache()
         settings = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0 if temperature == 1.0 else -1}
@@ -154,8 +144,7 @@ class VllmSampler:
     def sleep(self) -> None:
         """Release the GPU that the server shares with the learner, until :meth:`load_weights`.
 
-        New weights replace the old ones, which are thus dropped (vLLM's level 2). The base of a LoRA is needed again,
-        and rests in main memory (level 1). A dead server has nothing to release.
+        Old weights are dropped (vLLM's level 2). The base of a LoRA rests in main memory (level 1).
 
         Raises:
             SamplingError: The server refused.
@@ -237,7 +226,7 @@ class VllmSampler:
         return rollout_of(request.prompt, choice, self._tokenizer)
 
     def _adapter(self) -> dict[str, Any]:
-        """Return the adapter of a request. Before the first adapter, the base is the policy."""
+        """Return the adapter of a request; before the first one, the base is the policy."""
         return {"model": ADAPTER} if self.served.is_adapter else {}
 
     def is_alive(self) -> bool:
@@ -364,49 +353,33 @@ def rescored(rows: Sequence[Mapping[str, Any]], completion_ids: Sequence[int], *
 
 
 class EngineWatch:
-    """Statistics of a server between two calls of :meth:`take`. Only time within :meth:`over` counts.
-
-    A server that publishes no statistics (``--disable-log-stats``) gives only ``engine/retries``.
-    """
+    """Statistics of a server between two calls of :meth:`take`. Only time within :meth:`over` counts."""
 
     def __init__(self) -> None:
         self.num_retries = 0
-        self._peaks: dict[str, float] = {}
         self._counts: dict[str, float] = {}
         self._seconds = 0.0
 
     @contextmanager
     def over(self, address: Callable[[], Address]) -> Iterator[None]:
         """Watch a block in which the server samples. A restarted server has another address."""
-        done = threading.Event()
-        watcher = threading.Thread(target=self._watch, args=(address, done), name="vllm-metrics", daemon=True)
         before, started = read_page(address()), time.monotonic()
-        watcher.start()
         try:
             yield
         finally:
             self._seconds += time.monotonic() - started
-            done.set()
-            watcher.join()
             self._count(before, read_page(address()))
 
     def take(self) -> dict[str, float]:
         """Return the metrics since the last call."""
-        metrics = {"engine/retries": float(self.num_retries), **self._peaks}
+        metrics = {"engine/retries": float(self.num_retries)}
         if self._counts and self._seconds > 0.0:
             queries = self._counts["prefix_cache_queries"]
             metrics["engine/tokens_per_second"] = self._counts["generation_tokens"] / self._seconds
             metrics["engine/preemptions"] = self._counts["num_preemptions"]
             metrics["engine/prefix_cache_hit_rate"] = self._counts["prefix_cache_hits"] / queries if queries else 0.0
-        self.num_retries, self._peaks, self._counts, self._seconds = 0, {}, {}, 0.0
+        self.num_retries, self._counts, self._seconds = 0, {}, 0.0
         return metrics
-
-    def _watch(self, address: Callable[[], Address], done: threading.Event) -> None:
-        while not done.wait(_WATCH_SECONDS):
-            page = read_page(address())
-            for name, metric in _PEAKS.items():
-                if name in page:
-                    self._peaks[metric] = max(page[name], self._peaks.get(metric, 0.0))
 
     def _count(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
         """Add the increase between two readings. A restarted server counts from 0 again."""
@@ -428,10 +401,9 @@ def read_page(address: Address) -> dict[str, float]:
 
 
 def parse_page(page: str) -> dict[str, float]:
-    """Parse lines ``vllm:name{labels} value``, by name without ``_total``: the maximum of fractions, else the sum."""
+    """Parse lines ``vllm:name{labels} value``: the sum of each of ``_COUNTS``, by name without ``_total``."""
     found: dict[str, float] = {}
     for name, value in _LINE.findall(page):
-        if name in _PEAKS or name in _COUNTS:
-            together = max if name == "kv_cache_usage_perc" else float.__add__
-            found[name] = together(found.get(name, 0.0), float(value))
+        if name in _COUNTS:
+            found[name] = found.get(name, 0.0) + float(value)
     return found

@@ -1,4 +1,8 @@
-"""Weights for a vLLM engine: checks, files that another process reads, and comparison with the engine."""
+"""Weights for a vLLM engine: checks, names and files that another process reads, and comparison with the engine.
+
+transformers renames and fuses weights in memory: the experts of a layer are one tensor in memory and hundreds in a
+checkpoint. Its own conversion, reversed for one tensor at a time, gives the names in the checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +30,7 @@ from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.worker.checksums import adapter_part, add, bit_checksum, state_checksums
 
 _MEMORY = Path("/dev/shm")
+_CACHED = 8  # converted tensors to keep: the projections of one layer are read alternately
 _DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
     {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 )
@@ -78,7 +83,7 @@ def discard(path: Path) -> None:
 
 
 def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every tensor that a checkpoint folder stores. Tied tensors have one name."""
+    """Return name and shape of every tensor that a checkpoint folder stores; tied tensors have one name."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -164,11 +169,9 @@ def differing_parts(
     dtype: torch.dtype,
     seed: int,
 ) -> list[str]:
-    """Return the parts whose checksums differ.
+    """Return the parts whose checksums differ; ``answers``: those of ``engine_checksums`` of each worker.
 
-    Args:
-        answers: Result of ``engine_checksums`` of each worker.
-        is_adapter: True if the engine has the base's weights, and separately the adapter of ``state``.
+    ``is_adapter``: True if the engine has the base's weights, and separately the adapter of ``state``.
     """
     found: dict[str, int] = {}
     for answer in answers:
@@ -194,9 +197,6 @@ def adapter_checksums(adapted: AdaptedModel, dtype: torch.dtype) -> dict[str, in
     return sums
 
 
-_CACHED = 8  # converted tensors to keep: the projections of one layer are read alternately
-
-
 def to_checkpoint_names(state: Mapping[str, torch.Tensor], checkpoint: Path) -> Mapping[str, torch.Tensor]:
     """Map a complete ``state_dict()`` to the names in ``checkpoint``; returns it unchanged if the names agree.
 
@@ -204,9 +204,8 @@ def to_checkpoint_names(state: Mapping[str, torch.Tensor], checkpoint: Path) -> 
         ModelError: The library's conversion needs several tensors together.
     """
     model, sources = _layout(checkpoint)
-    return (
-        state if all(name == source for name, source in sources.items()) else CheckpointNameView(state, model, sources)
-    )
+    is_equal = all(name == source for name, source in sources.items())
+    return state if is_equal else CheckpointNameView(state, model, sources)
 
 
 class CheckpointNameView(Mapping[str, torch.Tensor]):
@@ -244,7 +243,7 @@ def _convert(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> dict[st
 
 @functools.lru_cache(maxsize=4)
 def _layout(checkpoint: Path) -> tuple[PreTrainedModel, Mapping[str, str]]:
-    """Return the model of a checkpoint without weights, and its name in memory by stored name."""
+    """Return the model of a checkpoint without weights, and the names in memory by stored name."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint, local_files_only=True))
     state = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}

@@ -1,11 +1,10 @@
 """Checksums of weights, which compare models across memory layouts.
 
-An engine fuses, packs and pads tensors, but has the same numbers as the checkpoint. The bits of each element are mixed
-to 64 pseudo-random bits (zero stays zero), which are summed. Order and zero padding do not matter, and one changed bit
-changes the sum. Exchanged elements are not detected here, but by the comparison of log-probabilities.
+The bits of each element are mixed to 64 pseudo-random bits (zero stays zero), which are summed: order and zero padding
+do not matter, and one changed bit changes the sum. Exchanged elements are detected by log-probabilities alone.
 
-On a CPU vLLM keeps a packed copy of a matrix and drops the original. The copy is read by multiplying it with unit
-vectors, which is exact. A seed draws a few columns, the same on both sides.
+On a CPU vLLM keeps only a packed copy of a matrix. It is read by multiplying it with unit vectors, which is exact; a
+seed draws a few columns, the same on both sides.
 """
 
 from __future__ import annotations
