@@ -53,8 +53,8 @@ def effective_sample_size(values: ArrayLike, clusters: ArrayLike) -> float:
     """Return the number of independent values with the same information on the mean as N values in clusters.
 
     N over the design effect (Kish 1965), ``C / (C - 1) · Σ_c (Σ_{i in c} (y_i - ȳ))² / Σ_i (y_i - ȳ)²``. The effect is
-    at least 1 and at most ``Σ_c m_c² / N``, that of clusters of equal values (m_c: size of cluster c), which it is if no
-    value differs, because the correlation is unknown.
+    at least 1 and at most ``Σ_c m_c² / N``, that of clusters of equal values (m_c: size of cluster c). If no value
+    differs, it is that maximum, because the correlation is unknown.
 
     Raises:
         DataError: The numbers of clusters and values differ.
