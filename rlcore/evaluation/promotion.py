@@ -215,7 +215,6 @@ def bootstrap_means(differences: Values, *, seed: int, resamples: int) -> Values
 
 
 def _gain(pair: PairedMetric, min_gain: float, alpha: float, *, seed: int) -> Check:
-    """Check that the challenger is better than the champion, by at least ``min_gain``."""
     differences = _differences(pair)
     p_value = superiority_p(pair, seed=seed, flips=_num_resamples(alpha))
     estimate = float(differences.mean())
@@ -240,7 +239,6 @@ def _gain(pair: PairedMetric, min_gain: float, alpha: float, *, seed: int) -> Ch
 
 
 def _non_inferior(pair: PairedMetric, alpha: float, *, seed: int) -> Check:
-    """Check that a loss of the margin or more is ruled out: exactly for binary metrics, else by bootstrap."""
     differences = _differences(pair)
     n, estimate, more = len(differences), float(differences.mean()), ""
     if _is_binary(pair):

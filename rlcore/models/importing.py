@@ -145,11 +145,6 @@ def _write(model: PreTrainedModel, backend: PreTrainedTokenizerBase, folder: Pat
 
 @torch.no_grad()
 def _verify(folder: Path, model: PreTrainedModel, tokenizer: ChatTokenizer) -> None:
-    """Check that the folder has the same weights, and that the model computes the library's log-probabilities.
-
-    Raises:
-        ModelError: A check failed.
-    """
     copy = load_policy(folder, device=torch.device("cpu"), dtype=model.dtype)
     rows = model.get_input_embeddings().weight.shape[0]
     require_rows(tokenizer, rows, where=str(folder))

@@ -119,7 +119,6 @@ def _in_float32(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _leaf_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield each layer as a whole, and every other leaf module with weights."""
     for child in model.children():
         if isinstance(child, nn.ModuleList):
             yield from child

@@ -104,7 +104,6 @@ def target_logprobs(
 
 
 def _head_product(hidden: Tensor, cast: Tensor) -> Tensor:
-    """Return logits [N, V], at least float32, from states [N, H] and the cast head weight."""
     with no_autocast(hidden):
         return wide_product(hidden.to(cast.dtype), cast.T)
 
@@ -244,7 +243,6 @@ def _exponentiate(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tens
 
 @torch.enable_grad()
 def _differentiate(loss_of: LossOfChunk, chunk: slice, logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the loss of a chunk and its derivative by each log-probability, [n, 1]."""
     leaf = logprobs.detach().requires_grad_()
     loss = loss_of(chunk, leaf, entropy.detach())
     (slope,) = torch.autograd.grad(loss, leaf)

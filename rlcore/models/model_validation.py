@@ -166,7 +166,6 @@ def require_tokenizer(folder: Path) -> None:
 
 
 def _token_ids(document: dict[str, Any]) -> Iterator[int]:
-    """Yield the ids in a tokenizer or vocabulary file."""
     model = document.get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else document
     if isinstance(vocabulary, dict):
@@ -385,7 +384,6 @@ def _bare(model: PreTrainedModel, name: str) -> str:
 
 
 def _layers(names: Iterable[str]) -> dict[str, int]:
-    """Return the highest first index of each pattern of names."""
     most: dict[str, int] = {}
     for name in names:
         if (first := _NUMBER.search(name)) is not None:
@@ -400,11 +398,7 @@ def _named(names: list[str]) -> str:
 
 
 def _stored_weights(folder: Path) -> dict[str, StoredWeight]:
-    """Return the tensors of the files that the library would load.
-
-    Raises:
-        ModelError: There are none, or the index names others.
-    """
+    """Return the tensors of the files that the library would load."""
     if (folder / _SINGLE).is_file():
         return _header(folder / _SINGLE)
     index = folder / _INDEX

@@ -38,7 +38,6 @@ def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Float[Tensor, "
 
 
 def _sight(model: PreTrainedModel, batch: PackedBatch) -> dict[str, Any]:
-    """Return the model arguments for attention mask and positions."""
     if not supports_prompt_sharing(model):
         if batch.shares_prompts:
             raise ModelError(f"a row of {type(model).__name__} holds one completion", fix="use pack_for")

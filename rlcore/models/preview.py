@@ -111,7 +111,6 @@ def _spelled(model: ModelConfig) -> tuple[str, object]:
 
 
 def _gguf(model: ModelConfig) -> Path | None:
-    """Return the GGUF file of a model; None if it has none."""
     if model.source == "package":
         return find_package_file(model.path, model.file)
     return Path(model.path) if model.source == "gguf" else None

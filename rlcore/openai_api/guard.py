@@ -188,7 +188,6 @@ def key_of(scope: Scope) -> str:
 
 
 def _host(value: bytes) -> str:
-    """Return the name in a Host header, without port and without the brackets of an IPv6 address."""
     text = value.decode("latin-1").strip().lower()
     if text.startswith("["):
         return text[1:].partition("]")[0]

@@ -242,7 +242,6 @@ class Connection(H11Protocol):
         self._limit_silence()
 
     def _limit_silence(self) -> None:
-        """Limit the time until the next request is being answered."""
         if self.is_busy:
             if self._timer is not None:
                 self._timer.cancel()

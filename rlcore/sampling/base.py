@@ -70,6 +70,15 @@ class Sampler(Protocol):
         ...
 
 
+def rejection_reason(prompt: Prompt, max_new_tokens: int, *, limit: int | None) -> str:
+    """Return why an engine with ``limit`` positions cannot complete a prompt; empty if it can."""
+    needed = len(prompt.token_ids) + max_new_tokens
+    if not prompt.token_ids:
+        return "the prompt has no tokens"
+    is_long = limit is not None and needed > limit
+    return f"prompt and completion need {needed} positions, the model has {limit}" if is_long else ""
+
+
 def replicas_of(engine: Sampler) -> tuple[Sampler, ...]:
     """Return the engines behind an engine, each with its own weights."""
     members: tuple[Sampler, ...] = getattr(engine, "members", (engine,))

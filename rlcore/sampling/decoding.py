@@ -237,10 +237,7 @@ def decode_by_library(
 
 
 class _Chosen(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
-    """Logits processor that samples the tokens and forces the library to take them.
-
-    ``tokens`` and ``logprobs`` are [R] of each step so far. ``watch`` gets the number of each step.
-    """
+    """Logits processor that samples the tokens, [R] of each step, and forces the library to take them."""
 
     def __init__(self, choose: Choose, uniforms: torch.Tensor, watch: Callable[[int], None]) -> None:
         self._choose, self._uniforms, self._watch = choose, uniforms, watch

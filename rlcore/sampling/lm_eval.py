@@ -176,11 +176,7 @@ def task_of(config: BenchmarkConfig, name: str, *, cache: Path) -> dict[str, Any
 
 
 def _check_metric(metric: object, *, where: str) -> None:
-    """Check that a metric is supported: sums and perplexities cannot guard, and lm-eval would download missing metrics.
-
-    Raises:
-        ConfigError: Names the metric.
-    """
+    # Sums and perplexities cannot guard, and lm-eval would download missing metrics.
     name = metric.get("metric") if isinstance(metric, Mapping) else metric
     if name not in METRICS:
         raise ConfigError(f"metric {name!r} is not supported", where=where, fix=f"use one of {', '.join(METRICS)}")

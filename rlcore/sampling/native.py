@@ -24,7 +24,7 @@ from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.hardware.precision import gains_packed, is_linear, linear_of
 from rlcore.models.architectures import max_positions, supports_prompt_sharing
 from rlcore.progress import advance
-from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.base import SamplingParams, rejection_reason
 from rlcore.sampling.decoding import Decoded, argmax_tokens, decode, decode_by_library, sample_tokens
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.sampling.vllm.worker.checksums import part_of
@@ -38,16 +38,12 @@ MAX_PREFILL_TOKENS = 32_768  # padded prompt tokens per forward pass: bounds the
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
-    """Completion to sample."""
-
     prompt: Prompt
     index: int
     sample_index: int
 
 
 class _Watch:
-    """Progress of a call: finished answers and tokens so far."""
-
     def __init__(self, *, num_answers: int, max_tokens: int) -> None:
         self._num_answers, self._max_tokens, self._tokens = num_answers, max_tokens, 0
 
@@ -97,8 +93,9 @@ class NativeSampler:
             for prompt, index in zip(prompts, range(len(prompts)) if places is None else places, strict=True)
         ]
         made: dict[_Request, Rollout | FailedRollout] = {}
+        limit = max_positions(self._model.config)
         for request in itertools.chain.from_iterable(groups):
-            if obstacle := self._rejection_reason(request.prompt, params):
+            if obstacle := rejection_reason(request.prompt, params.max_new_tokens, limit=limit):
                 made[request] = FailedRollout(prompt=request.prompt, reason=obstacle)
         possible = [request for group in groups for request in group if request not in made]
         waiting = list(_blocks(possible, self._max_concurrent))
@@ -175,16 +172,6 @@ class NativeSampler:
         """Return the parts whose weights differ from these in the engine's precision."""
         own = self._model.state_dict()
         return sorted({part_of(name) for name, held in own.items() if not torch.equal(held, state[name].to(held))})
-
-    def _rejection_reason(self, prompt: Prompt, params: SamplingParams) -> str:
-        """Return why a prompt cannot be completed; empty if it can."""
-        positions = max_positions(self._model.config)
-        needed = len(prompt.token_ids) + params.max_new_tokens
-        if not prompt.token_ids:
-            return "the prompt has no tokens"
-        if positions is not None and needed > positions:
-            return f"prompt and completion need {needed} positions, the model has {positions}"
-        return ""
 
     def _rollouts(self, block: Sequence[_Request], decoded: Decoded) -> Iterator[Rollout]:
         columns = (decoded.tokens, decoded.logprobs, decoded.lengths, decoded.stopped)

@@ -142,7 +142,6 @@ def normalised(text: str) -> str:
 
 
 def _drop_reasons(group: Sequence[Candidate], config: RejectionConfig) -> dict[Candidate, str]:
-    """Return the reason for dropping each answer to one prompt; empty for those kept."""
     reasons = {one: _unfit(one, config) for one in group}
     kept: list[Candidate] = []
     for one in sorted((one for one in group if not reasons[one]), key=_preference(config)):

@@ -113,7 +113,6 @@ def _default(needed: int, gpus: VisibleGpus, width: int) -> list[int]:
 
 
 def _memory_fraction(index: int, gpus: VisibleGpus) -> float:
-    """Return the fraction of a GPU's memory that all its replicas may use together."""
     if index != gpus.trainer:
         return ALONE
     return min(_OF_FREE * gpus.free, WITH_LEARNER if gpus.learns else ALONE)

@@ -23,7 +23,7 @@ import torch
 from rlcore.errors import SamplingError
 from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.progress import advance
-from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.base import SamplingParams, rejection_reason
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl, EngineUnreachableError, address_of, call
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, is_healthy
 from rlcore.sampling.vllm.server_sync import ADAPTER, WEIGHTS, WeightSync, publish
@@ -42,17 +42,8 @@ _COUNTS = ("generation_tokens", "num_preemptions", "prefix_cache_queries", "pref
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
-    """Completion to sample."""
-
     prompt: Prompt
     seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Missed:
-    """Failed attempt at a completion, which is retried."""
-
-    reason: str
 
 
 class VllmSampler:
@@ -183,7 +174,6 @@ class VllmSampler:
     def _complete(
         self, pending: list[_Request], params: SamplingParams, made: dict[_Request, Rollout | FailedRollout]
     ) -> None:
-        """Add a completion or a failure of every request to ``made``."""
         reasons: dict[_Request, str] = {}
         num_requests, total = len(pending), len(made) + len(pending)
         for attempt in range(MAX_ATTEMPTS):
@@ -193,8 +183,8 @@ class VllmSampler:
                 self._restart_server()
             outcomes = self._pool.map(lambda request: self._one(request, params), pending)
             for request, outcome in zip(pending, outcomes, strict=True):
-                if isinstance(outcome, _Missed):
-                    reasons[request] = outcome.reason
+                if isinstance(outcome, str):
+                    reasons[request] = outcome
                 else:
                     made[request] = outcome
                 advance("answers", len(made), total)
@@ -206,7 +196,8 @@ class VllmSampler:
         for request in pending:
             made[request] = FailedRollout(prompt=request.prompt, reason=reasons[request])
 
-    def _one(self, request: _Request, params: SamplingParams) -> Rollout | FailedRollout | _Missed:
+    def _one(self, request: _Request, params: SamplingParams) -> Rollout | FailedRollout | str:
+        """Return the completion, or why an attempt failed that may be repeated."""
         payload = self._adapter() | {
             "token_ids": list(request.prompt.token_ids),
             "sampling_params": settings_of(params, request.seed, self._tokenizer),
@@ -215,14 +206,14 @@ class VllmSampler:
         try:
             status, answer = call(self.control.address, "/inference/v1/generate", payload, seconds=seconds)
         except EngineUnreachableError as error:
-            return _Missed(str(error))
+            return str(error)
         if status == 400:
             return FailedRollout(prompt=request.prompt, reason=f"the engine rejected the request: {str(answer)[:300]}")
         if status != 200:
-            return _Missed(f"HTTP {status}: {str(answer)[:300]}")
+            return f"HTTP {status}: {str(answer)[:300]}"
         choice = answer["choices"][0]
         if choice["finish_reason"] not in ("stop", "length"):
-            return _Missed(f"the engine ended the completion with {choice['finish_reason']!r}")
+            return f"the engine ended the completion with {choice['finish_reason']!r}"
         return rollout_of(request.prompt, choice, self._tokenizer)
 
     def _adapter(self) -> dict[str, Any]:
@@ -301,14 +292,6 @@ def settings_of(params: SamplingParams, seed: int, tokenizer: ChatTokenizer) -> 
         "ignore_eos": True,
         "stop_token_ids": list(tokenizer.eos_ids),
     }
-
-
-def rejection_reason(prompt: Prompt, max_new_tokens: int, *, limit: int) -> str:
-    """Return why an engine with ``limit`` positions cannot complete a prompt; empty if it can."""
-    needed = len(prompt.token_ids) + max_new_tokens
-    if not prompt.token_ids:
-        return "the prompt has no tokens"
-    return f"prompt and completion need {needed} positions, the engine has {limit}" if needed > limit else ""
 
 
 def rollout_of(prompt: Prompt, choice: Mapping[str, Any], tokenizer: ChatTokenizer) -> Rollout:

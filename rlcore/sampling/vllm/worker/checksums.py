@@ -108,7 +108,6 @@ def _chosen(tensor: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def _multiplied(module: Any, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Return the columns of a packed matrix by multiplication: [columns, outputs]."""
     width = int(module.input_size_per_partition)
     chosen = columns(width, seed)
     units = torch.zeros(len(chosen), width, dtype=dtype)

@@ -27,7 +27,8 @@ from rlcore.sampling.vllm.gpu_assignment import (
     memory_fractions,
     visible_gpus,
 )
-from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, command, environment
+from rlcore.sampling.vllm.process import ServerProcess, command, environment
+from tests.rlcore.sampling.vllm.specs import make_spec
 from tests.waiting import LONG, until, until_ended
 
 
@@ -35,15 +36,7 @@ def test_an_engine_that_ends_at_its_start_is_an_error_with_its_last_lines(checkp
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho no module named vllm >&2\nexit 3\n", encoding="utf-8")
     python.chmod(0o755)
-    spec = ServerSpec(
-        model=checkpoint,
-        weight_dir=tmp_path,
-        config=EngineConfig(kind="vllm", python=str(python)),
-        dtype="float32",
-        max_model_len=128,
-        max_concurrent=1,
-    )
-    process = ServerProcess(spec)
+    process = ServerProcess(make_spec(checkpoint, tmp_path, str(python)))
     with pytest.raises(SamplingError, match="ended as it started; its last lines:\n    no module named vllm"):
         process.wait_until_ready(lambda line: None)
     assert not process.folder.exists()
@@ -58,12 +51,7 @@ def test_the_first_error_of_a_long_log_is_shown_with_its_last_lines(checkpoint: 
     ]
     python.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in says), encoding="utf-8")
     python.chmod(0o755)
-    config = EngineConfig(kind="vllm", python=str(python))
-    process = ServerProcess(
-        ServerSpec(
-            model=checkpoint, weight_dir=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
-        )
-    )
+    process = ServerProcess(make_spec(checkpoint, tmp_path, str(python)))
     process._guard.wait(LONG)
     lines = [line.strip() for line in process.log_tail().splitlines()]
     process.stop()
@@ -71,12 +59,8 @@ def test_the_first_error_of_a_long_log_is_shown_with_its_last_lines(checkpoint: 
 
 
 def test_an_interpreter_or_an_address_that_cannot_be_is_named(checkpoint: Path, tmp_path: Path) -> None:
-    config = EngineConfig(kind="vllm", python=str(tmp_path / "none"))
-    spec = ServerSpec(
-        model=checkpoint, weight_dir=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
-    )
     with pytest.raises(SamplingError, match=r"the interpreter .* does not exist"):
-        ServerProcess(spec)
+        ServerProcess(make_spec(checkpoint, tmp_path, str(tmp_path / "none")))
     with pytest.raises(ConfigError, match="not http://host:port"):
         address_of("localhost:80")
     with pytest.raises(ConfigError, match="set one or the other"):
@@ -90,9 +74,7 @@ def test_an_interpreter_or_an_address_that_cannot_be_is_named(checkpoint: Path, 
 def test_a_server_gets_its_gpus_and_its_part_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     config = EngineConfig(kind="vllm", gpus=GpuConfig(tensor_parallel=2))
-    spec = ServerSpec(
-        model=tmp_path, weight_dir=tmp_path, config=config, dtype="float16", max_model_len=128, max_concurrent=1
-    )
+    spec = make_spec(tmp_path, tmp_path, config=config, dtype="float16")
     on_cpu = command(spec, "python", Address("127.0.0.1", 1, "planted-token"))
     assert on_cpu[on_cpu.index("--middleware") + 1] == "rlcore_worker.gate.Gate"
     assert "planted-token" not in " ".join(on_cpu) + repr(Address("127.0.0.1", 1, "planted-token"))
@@ -117,9 +99,7 @@ def test_what_a_servers_processes_leave_lies_in_its_folder_and_sockets_where_the
     python.write_text('#!/bin/sh\ntouch "$(mktemp -u -t vllm_dist_XXXXXX)"\nexec sleep 600\n', encoding="utf-8")
     python.chmod(0o755)
     config = EngineConfig(kind="vllm", python=str(python), timeouts=TimeoutConfig(startup_seconds=2.0))
-    spec = ServerSpec(
-        model=checkpoint, weight_dir=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
-    )
+    spec = make_spec(checkpoint, tmp_path, config=config)
     before = set(Path(tempfile.gettempdir()).glob("vllm_dist_*"))
     process = ServerProcess(spec)
     until(lambda: list(process.folder.glob("vllm_dist_*")), "its file")

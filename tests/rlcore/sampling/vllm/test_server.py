@@ -20,7 +20,6 @@ from rlcore.errors import SamplingError
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm.client import Address, EngineControl
-from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.server import MAX_ATTEMPTS, EngineWatch, VllmSampler, open_vllm, parse_page
 from rlcore.sampling.vllm.weights import (
     adapter_mismatches,
@@ -32,6 +31,7 @@ from rlcore.sampling.vllm.weights import (
 from rlcore.sampling.vllm.worker.receiver import stored_tensors
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
+from tests.rlcore.sampling.vllm.specs import make_spec
 from tests.waiting import LONG, until
 
 HASTY = 2.0  # seconds for a request, where one hangs
@@ -164,15 +164,8 @@ def sampler(
     """A sampler that waits as long as it must; by its parameter, so many seconds for each request."""
     (tmp_path / "exchange").mkdir()
     seconds = getattr(request, "param", LONG)
-    spec = ServerSpec(
-        model=checkpoint,
-        weight_dir=tmp_path / "exchange",
-        config=EngineConfig(kind="vllm", timeouts=TimeoutConfig(request_seconds=seconds)),
-        dtype="float32",
-        max_model_len=128,
-        max_concurrent=3,
-        url=routes[1],
-    )
+    config = EngineConfig(kind="vllm", timeouts=TimeoutConfig(request_seconds=seconds))
+    spec = make_spec(checkpoint, tmp_path / "exchange", config=config, max_concurrent=3, url=routes[1])
     with open_vllm(spec, tokenizer, lambda line: None) as sampler:
         yield sampler
 

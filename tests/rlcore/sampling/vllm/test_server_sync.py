@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from transformers import PreTrainedModel
 
-from rlcore.config import EngineConfig
 from rlcore.errors import SamplingError
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl, in_background
-from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.server_sync import WeightSync, publish
 from rlcore.sampling.vllm.weights import Weights
+from tests.rlcore.sampling.vllm.specs import make_spec
 from tests.waiting import LONG
 
 ADDRESS = Address("127.0.0.1", 1)
@@ -59,16 +58,8 @@ class Server:
 @pytest.fixture
 def made(checkpoint: Path, tmp_path: Path) -> tuple[WeightSync, list[Server]]:
     """A sync of two servers."""
-    spec = ServerSpec(
-        model=checkpoint,
-        weight_dir=tmp_path,
-        config=EngineConfig(kind="vllm"),
-        dtype="bfloat16",
-        max_model_len=128,
-        max_concurrent=1,
-    )
     servers = [Server(checkpoint), Server(checkpoint)]
-    return WeightSync(servers, spec), servers
+    return WeightSync(servers, make_spec(checkpoint, tmp_path, dtype="bfloat16")), servers
 
 
 def read(server: Server) -> list[str]:

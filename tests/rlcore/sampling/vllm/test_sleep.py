@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from rlcore.config import EngineConfig, LoraConfig
+from rlcore.config import LoraConfig
 from rlcore.errors import SamplingError
 from rlcore.models.lora import AdaptedModel, MergedState, add_lora
 from rlcore.sampling.base import Sampler, SamplingParams, sleep_engine
@@ -28,6 +28,7 @@ from rlcore.sampling.vllm.server_sync import publish
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, discard, pack
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
+from tests.rlcore.sampling.vllm.specs import make_spec
 from tests.waiting import until_ended
 
 PARAMS = SamplingParams(temperature=0.8, max_new_tokens=2, num_samples=1)
@@ -50,15 +51,7 @@ def spec(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
     for name in ("stand-in", "weights"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("STAND_IN", str(tmp_path / "stand-in"))
-    return ServerSpec(
-        model=checkpoint,
-        weight_dir=tmp_path / "weights",
-        config=EngineConfig(kind="vllm", python=str(python)),
-        dtype="float32",
-        max_model_len=128,
-        max_concurrent=1,
-        sleeps=True,
-    )
+    return make_spec(checkpoint, tmp_path / "weights", str(python), sleeps=True)
 
 
 @pytest.fixture
@@ -222,15 +215,7 @@ def policy(model: PreTrainedModel) -> AdaptedModel:
 
 @pytest.fixture
 def spec_of_adapters(checkpoint: Path, tmp_path: Path) -> ServerSpec:
-    return ServerSpec(
-        model=checkpoint,
-        weight_dir=tmp_path,
-        config=EngineConfig(kind="vllm"),
-        dtype="float32",
-        max_model_len=128,
-        max_concurrent=1,
-        lora_rank=4,
-    )
+    return make_spec(checkpoint, tmp_path, lora_rank=4)
 
 
 def test_a_server_with_room_for_an_adapter_is_sent_nothing_else(
