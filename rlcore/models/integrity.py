@@ -19,7 +19,7 @@ from torch import Tensor
 
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.models.saving import weights_digest
-from rlcore.models.source_files import SEAL
+from rlcore.models.seal import SEAL
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
 

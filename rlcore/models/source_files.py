@@ -1,17 +1,14 @@
-"""Files of models that are read without torch: a starting model's source, and the seal of a stage."""
+"""Files of a starting model's source, found and hashed without a library of models."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from rlcore.config import ModelConfig
 from rlcore.errors import ModelError
-
-SEAL = "seal.json"
 
 
 def find_package_file(package: str, file: str) -> Path:
@@ -63,9 +60,3 @@ def files_digest(paths: Sequence[Path]) -> str:
         with path.open("rb") as stream:
             hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()
-
-
-def is_unchanged(folder: Path) -> bool:
-    """Return True if training left the weights of its start as they were, by ``seal.json`` in ``folder``."""
-    path = folder / SEAL
-    return path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("unchanged") is True

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from rlcore.evaluation.paired_tests import PairedDifference, paired_difference
-from rlcore.models.source_files import is_unchanged
+from rlcore.models.seal import is_unchanged
 from rlcore.tasks.drawing.artifact_kinds import Folders, rl_runs
 from rlcore.tasks.drawing.charts import Point, Series, line_chart
 from rlcore.tasks.drawing.levels import format_level

@@ -42,7 +42,7 @@ NEUTRAL = (
     "rlcore.extras",
     "rlcore.metrics",
     "rlcore.models.integrity",
-    "rlcore.models.source_files",
+    "rlcore.models.seal",
     "rlcore.progress",
     "rlcore.tasks.drawing",
     "rlcore.tasks.keys",

@@ -22,8 +22,9 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ModelError
+from rlcore.models.exporting import export_checkpoint
 from rlcore.models.importing import import_model
-from rlcore.models.loading import export_checkpoint, load_policy
+from rlcore.models.loading import load_policy
 from rlcore.models.scratch import CHAT_TEMPLATE, make_model, make_tokenizer
 from rlcore.models.source_files import find_package_file, source_digest
 from rlcore.sampling.base import SamplingParams

@@ -18,8 +18,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlcore.config import LoraConfig
 from rlcore.errors import ModelError, StorageError
+from rlcore.models.exporting import export_checkpoint
 from rlcore.models.heads import HEAD_FILE
-from rlcore.models.loading import export_checkpoint, load_policy, save_model
+from rlcore.models.loading import load_policy, save_model
 from rlcore.models.lora import add_lora
 from rlcore.models.saving import atomic_folder, cast_like, save_tensors, weights_digest
 from rlcore.models.source_files import files_digest
