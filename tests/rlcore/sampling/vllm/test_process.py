@@ -63,12 +63,6 @@ def test_an_interpreter_or_an_address_that_cannot_be_is_named(checkpoint: Path, 
         ServerProcess(make_spec(checkpoint, tmp_path, str(tmp_path / "none")))
     with pytest.raises(ConfigError, match="not http://host:port"):
         address_of("localhost:80")
-    with pytest.raises(ConfigError, match="set one or the other"):
-        EngineConfig(urls=("http://a:1",), python="python")
-    with pytest.raises(ConfigError, match="set one or the other"):
-        EngineConfig(urls=("http://a:1",), replicas=2)
-    with pytest.raises(ConfigError, match="twice"):
-        EngineConfig(urls=("http://a:1", "http://a:1"))
 
 
 def test_a_server_gets_its_gpus_and_its_part_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,8 +197,8 @@ def test_what_an_engine_leaves_behind_goes_with_it(tmp_path: Path) -> None:
 
 
 def vllm(**settings: Any) -> EngineConfig:
-    """Replicas and URLs are the engine's; all else is of its GPUs."""
-    own = {name: settings.pop(name) for name in ("replicas", "urls") if name in settings}
+    """Replicas, URLs and interpreter are the engine's; all else is of its GPUs."""
+    own = {name: settings.pop(name) for name in ("replicas", "urls", "python") if name in settings}
     return EngineConfig(kind="vllm", gpus=GpuConfig(**settings), **own)
 
 
@@ -306,6 +300,9 @@ def test_a_trainer_on_the_processor_has_no_gpu() -> None:
         ({"devices": (0,), "replicas": 2}, "devices has 1 GPUs, 2 replicas of 1 need 2"),
         ({"devices": (0,), "urls": ("http://a:1",)}, "set one or the other"),
         ({"tensor_parallel": 2, "urls": ("http://a:1",)}, "set one or the other"),
+        ({"python": "python", "urls": ("http://a:1",)}, "set one or the other"),
+        ({"replicas": 2, "urls": ("http://a:1",)}, "set one or the other"),
+        ({"urls": ("http://a:1", "http://a:1")}, "twice"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
