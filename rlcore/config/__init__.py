@@ -26,6 +26,7 @@ from rlcore.config.sampling import (
     GpuConfig,
     SamplingConfig,
     TimeoutConfig,
+    TransferKind,
     player_of,
 )
 from rlcore.config.training import (
@@ -93,6 +94,7 @@ __all__ = [
     "SftConfig",
     "ShapeConfig",
     "TimeoutConfig",
+    "TransferKind",
     "UpdateConfig",
     "WinRateConfig",
     "player_of",

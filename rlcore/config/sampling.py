@@ -21,6 +21,8 @@ from rlcore.strict_config import (
     between,
 )
 
+TransferKind = Literal["auto", "file", "shared_memory", "gloo", "nccl", "ipc"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class TimeoutConfig:
@@ -55,7 +57,11 @@ class EngineConfig:
     urls: tuple[str, ...] = ()  # running servers to use, instead of starting some
     replicas: PositiveInt = 1  # number of servers to start
     gpus: GpuConfig = field(default_factory=GpuConfig)
-    # folder of weight files, which the servers must see; empty: one in memory if three files fit, else a temporary one
+    # `file`: through `weight_dir`; `shared_memory`, `gloo` (TCP), `nccl`, `ipc` (between GPUs): vLLM's API; `auto`: for
+    # a started server `nccl` between GPUs if vLLM is installed here too, else `shared_memory`; for a running one, or if
+    # memory is short, `file`
+    weight_transfer: TransferKind = "auto"
+    # folder of `file`, which the server must see; empty: a folder in memory if there is one, else a temporary one
     weight_dir: str = ""
     # precision of the engine; `auto`: the learner's compute precision
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -72,6 +78,8 @@ class EngineConfig:
             )
         if len(set(self.urls)) < len(self.urls):
             raise ConfigError("urls has a server twice")
+        if self.weight_dir and self.weight_transfer == "shared_memory":
+            raise ConfigError("weight_transfer = 'shared_memory' needs no folder: leave weight_dir empty")
         named, width = len(self.gpus.devices), self.gpus.tensor_parallel
         if named and named != self.replicas * width:
             raise ConfigError(

@@ -134,22 +134,22 @@ def engine_bytes(engine: EngineConfig, size: ModelSize, device: Device) -> int:
     """Return the bytes of vLLM servers on the trainer's device.
 
     Raises:
-        ConfigError: the servers' GPUs do not exist, or have no room.
+        ConfigError: the servers' GPUs do not exist, or ``engine.weight_transfer`` cannot reach them.
     """
     if engine.kind != "vllm":
         return 0
     import torch
 
-    from rlcore.sampling.vllm.gpu_assignment import VisibleGpus
+    from rlcore.sampling.vllm.gpu_assignment import VisibleGpus, is_installed
     from rlcore.tasks.steps.vllm_engine import place
 
     is_cuda, count = device.type == "cuda", torch.cuda.device_count()
     cards = VisibleGpus(count=max(int(is_cuda), count), trainer=device.index if is_cuda else None, learns=True)
     weights = size.num_parameters * (4 if engine.dtype == "float32" else 2)
-    placed = place(engine, cards)
+    placed = place(engine, cards, torch.device(device.type), num_bytes=weights, can_send=is_installed())
     total = (device.total or 0) if is_cuda else 0
     with_cache = int(engine.kv_cache_gib * 2**30) + weights if engine.kv_cache_gib else 0
-    here = [part for gpus, part in placed if cards.trainer in gpus]
+    here = [part for part, shared in zip(placed.fractions, placed.shares, strict=False) if shared]  # none of urls
     return sum(with_cache or int(part * total) for part in here)
 
 

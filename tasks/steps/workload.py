@@ -15,12 +15,14 @@ class Workload:
     """Workload of an engine in a stage.
 
     ``max_tokens``: of the longest prompt and its completion. ``learns``: a learner shares the device, and
-    ``takes_turns`` with the engine or not. ``adapter``: the policy's LoRA on the served checkpoint.
+    ``learns_meanwhile``, while the engine samples, or ``takes_turns`` with it. ``adapter``: the policy's LoRA on the
+    served checkpoint.
     """
 
     max_concurrent: int
     max_tokens: int
     learns: bool = False
+    learns_meanwhile: bool = False
     takes_turns: bool = False
     adapter: LoraConfig = field(default_factory=LoraConfig)
 

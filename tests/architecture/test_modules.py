@@ -17,7 +17,7 @@ IMPORTERS = {  # the only files that may import a library, so that it can be rep
     "fsspec": {"tasks/store/remote.py"},
     "bitsandbytes": {"rlcore/training/optim.py"},
     "peft": {"rlcore/models/lora.py"},
-    "vllm": {"rlcore/sampling/vllm/worker/receiver.py"},
+    "vllm": {f"rlcore/sampling/vllm/{name}.py" for name in ("transfer", "worker/receiver")},
     "ray": {"rlcore/distributed/cluster/ray_cluster.py"},
     "py3langid": {"rlcore/rewards/language.py"},
 }

@@ -33,7 +33,7 @@ def test_a_server_that_slept_gives_its_memory_and_serves_the_weights_of_the_upda
     prompts = vllm_runs.make_prompts(tokenizer)
     model = load_policy(checkpoint, device=card, dtype=torch.float32)
     on_card = {"devices": (card.index or 0,), "gpu_memory_utilization": 0.3, "prefill_in_parts": True}
-    with vllm_runs.serving(checkpoint, tokenizer, sleeps=True, **on_card) as engine:
+    with vllm_runs.serving(checkpoint, tokenizer, transfer="shared_memory", sleeps=True, **on_card) as engine:
         for version in (1, 2, 3):
             assert vllm_runs.worst_difference(engine, NativeSampler(model, tokenizer), prompts, version) <= TOLERANCE
             awake = free(card)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from rlcore.config import TransferKind
 from rlcore.models.loading import load_policy
 from rlcore.sampling.native import NativeSampler
 from rlcore.text.tokenization import ChatTokenizer
@@ -39,3 +40,10 @@ def trained(checkpoint: Path) -> PreTrainedModel:
 @pytest.fixture
 def native(trained: PreTrainedModel, tokenizer: ChatTokenizer) -> NativeSampler:
     return NativeSampler(trained, tokenizer)
+
+
+@pytest.fixture(scope="module", params=["shared_memory", "gloo"])
+def transfer(request: pytest.FixtureRequest) -> TransferKind:
+    """Both kinds of weight transfer: a file that servers read, and a group of the trainer and the servers."""
+    kind: TransferKind = request.param
+    return kind

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from rlcore_worker import receiver  # type: ignore[import-not-found]  # lies beside it in the server's folder
 
-_STORED, _REPACK_HEAD = receiver.stored_tensors, receiver.repack_head
+_CHOSEN, _REPACK_HEAD = receiver.chosen, receiver.repack_head
 
 
 class FaultyReceiver(receiver.WeightReceiver):  # type: ignore[misc]  # as above
@@ -21,8 +20,8 @@ class FaultyReceiver(receiver.WeightReceiver):  # type: ignore[misc]  # as above
     lost = ""
 
     def lose(self, what: str) -> None:
-        def stored(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-            for number, (name, tensor) in enumerate(_STORED(path)):
+        def chosen(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+            for number, (name, tensor) in enumerate(weights):
                 if what == "refuse" and number == 5:
                     raise RuntimeError("this worker refuses")
                 if what != "stale" and not name.startswith(what):
@@ -33,10 +32,10 @@ class FaultyReceiver(receiver.WeightReceiver):  # type: ignore[misc]  # as above
                 _REPACK_HEAD(model)
 
         self.lost = what
-        receiver.stored_tensors, receiver.repack_head = (stored, repack_head) if what else (_STORED, _REPACK_HEAD)
+        receiver.chosen, receiver.repack_head = (chosen, repack_head) if what else (_CHOSEN, _REPACK_HEAD)
 
     def receive_weights(self, path: str) -> dict[str, int]:
-        """Serve them, and claim that all were read."""
-        if self.lost != "stale":
-            super().receive_weights(path)
-        return {"tensors": len(list(_STORED(Path(path))))}
+        if self.lost == "stale":
+            return {"tensors": len(receiver.SafetensorsReader(path))}
+        answer: dict[str, int] = super().receive_weights(path)
+        return answer

@@ -123,6 +123,8 @@ def test_the_server_says_how_busy_it_was(engine: VllmSampler, prompts: list[Prom
     figures = engine.take_metrics()
     check_names(figures)
     say(f"\n{figures}")
+    assert 1.0 <= figures["engine/running"] <= 16.0  # the bound of requests under way
+    assert 0.0 < figures["engine/kv_cache_usage"] <= 1.0
     assert figures["engine/preemptions"] == figures["engine/retries"] == 0.0
     assert 0.0 < figures["engine/tokens_per_second"] < 10 * sum(len(r.completion_ids) for r in rollouts)
     assert engine.take_metrics() == {"engine/retries": 0.0}
@@ -174,21 +176,6 @@ def test_weights_that_are_lost_on_the_way_are_seen_at_once_and_named(
     with pytest.raises(StaleSamplerError, match=parts):
         sync(engine, trained, prompts, size)
     lose(engine, "")
-    assert sync(engine, trained, prompts) <= TOLERANCE
-
-
-def test_an_update_that_breaks_off_in_the_middle_leaves_the_old_weights_on_a_fresh_server(
-    engine: VllmSampler, trained: PreTrainedModel, prompts: list[Prompt]
-) -> None:
-    version, first = engine.policy_version, engine._process
-    probe = (prompts[0].token_ids, prompts[1].token_ids[:8])
-    before = engine.logprobs(*probe, temperature=1.0)
-    lose(engine, "refuse")
-    with pytest.raises(SamplingError, match="could not be sent to the engine"):
-        engine.load_weights(vllm_runs.move(trained, 99, 0.03), policy_version=version + 1)
-    assert engine._process is not first
-    assert engine.policy_version == version
-    assert engine.logprobs(*probe, temperature=1.0) == pytest.approx(before, abs=1e-5)
     assert sync(engine, trained, prompts) <= TOLERANCE
 
 
@@ -314,7 +301,7 @@ def test_an_adapter_that_is_not_applied_is_seen_however_little_it_has_learned(
     """The server is given the adapter of before; a step of 1e-7 shows in no log-probability."""
     stale = Weights(path=shutil.copytree(adapter_engine.served.path, tmp_path / "stale"), is_adapter=True)
     with monkeypatch.context() as patched:
-        patched.setattr(syncing, "publish", lambda group, _, version, **rest: publish(group, stale, version, **rest))
+        patched.setattr(syncing, "publish", lambda group, _, version, send: publish(group, stale, version, send))
         with pytest.raises(StaleSamplerError, match="adapter of layer 0, adapter of layer 1"):
             swap(adapter_engine, adapted, prompts, seed=3, size=1e-7)
     assert swap(adapter_engine, adapted, prompts, seed=4) <= TOLERANCE

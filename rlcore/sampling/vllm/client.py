@@ -7,7 +7,6 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -51,6 +50,8 @@ def address_of(url: str) -> Address:
 def call(address: Address, path: str, payload: Mapping[str, Any] | None, *, seconds: float) -> tuple[int, Any]:
     """Return the HTTP status and the answer as JSON or text. ``payload`` is posted as JSON; None sends a GET.
 
+    The connection is closed on exit. The server then drops a request that still runs.
+
     Raises:
         EngineUnreachableError: The server sent nothing for ``seconds`` before its answer was complete.
     """
@@ -80,7 +81,8 @@ class EngineControl:
         """Return the server's answer to ``payload``; None sends a GET.
 
         Raises:
-            SamplingError: There was no answer within ``seconds``, or its status was not 200.
+            SamplingError: There was no answer within ``seconds``, or its status was not 200. The message has the last
+                lines of the server's log.
         """
         try:
             status, answer = call(self.address, path, payload, seconds=seconds)
@@ -107,7 +109,14 @@ class ControlGroup:
         Raises:
             SamplingError: A server refused. The others are not awaited, because they may wait for that server.
         """
-        pending = [in_background(partial(member.ask, path, payload)) for member in self.members]
+        return self.ask_each(path, [payload] * len(self.members))
+
+    def ask_each(self, path: str, payloads: Sequence[Mapping[str, Any] | None]) -> list[Any]:
+        """Return the answer of each server to its own payload, as :meth:`ask`."""
+        pending = [
+            in_background(lambda member=member, payload=payload: member.ask(path, payload))  # type: ignore[misc]
+            for member, payload in zip(self.members, payloads, strict=True)
+        ]
         done, _ = wait(pending, return_when=FIRST_EXCEPTION)
         for each in done:
             each.result()  # raises its error

@@ -1,16 +1,18 @@
-"""Assignment of GPUs to vLLM servers, with their memory. Decided before any server starts."""
+"""Assignment of GPUs to vLLM servers, with their memory and weight transport. Decided before any server starts."""
 
 from __future__ import annotations
 
+import importlib.util
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-from rlcore.config import EngineConfig
+from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import ConfigError
 from rlcore.sampling.vllm.process import ALONE
+from rlcore.sampling.vllm.weights import DIRECT, fits_in_memory
 
 WITH_LEARNER = 0.4  # fraction of a GPU's memory
 _OF_FREE = 0.85  # of the free memory on the trainer's GPU: its allocator and CUDA grow a little
@@ -97,6 +99,74 @@ def memory_fractions(config: EngineConfig, assigned: Sequence[Sequence[int]], gp
     return [min((_memory_fraction(index, gpus) / sharing[index] for index in each), default=ALONE) for each in assigned]
 
 
+def shares_trainer_gpu(assigned: Sequence[Sequence[int]], gpus: VisibleGpus) -> list[bool]:
+    """Return, for each replica, True if it uses the trainer's GPU."""
+    return [gpus.trainer in each for each in assigned]
+
+
+def is_installed() -> bool:
+    """Return True if this environment has vLLM."""
+    return importlib.util.find_spec("vllm") is not None
+
+
+def choose_transfer(
+    config: EngineConfig, device: torch.device, *, num_bytes: int, shares: Sequence[bool], can_send: bool
+) -> TransferKind:
+    """Return the transport of the weights; ``auto`` resolves to one.
+
+    Args:
+        num_bytes: Size of the weights.
+        shares: For each server that rlcore starts, True if it uses the trainer's GPU.
+        can_send: True if vLLM is installed in this environment and its senders can send from GPU to GPU.
+
+    Raises:
+        ConfigError: The named transport needs GPUs or memory that are not available.
+    """
+    fits, name = fits_in_memory(num_bytes), config.weight_transfer
+    if name == "auto":
+        if config.urls or config.weight_dir:
+            return "file"
+        if device.type == "cuda" and can_send and not any(shares):
+            return "nccl"
+        return "shared_memory" if fits else "file"
+    if name in DIRECT:
+        _check_direct(name, device, shares=shares, can_send=can_send)
+    if name == "shared_memory" and not fits:
+        raise ConfigError(
+            f"/dev/shm has no room for three times {num_bytes / 2**20:.0f} MiB",
+            where="engine.weight_transfer",
+            fix='set engine.weight_transfer = "gloo", or "file" with a folder as engine.weight_dir',
+        )
+    return name
+
+
+def _check_direct(name: TransferKind, device: torch.device, *, shares: Sequence[bool], can_send: bool) -> None:
+    if device.type != "cuda":
+        raise ConfigError(
+            f"{name} sends weights from GPU to GPU, but this run trains on {device.type}",
+            where="engine.weight_transfer",
+            fix="use shared_memory on one machine, gloo between two, or auto",
+        )
+    if not can_send:
+        raise ConfigError(
+            f"{name} needs vLLM in the trainer's environment too, but it is not installed",
+            where="engine.weight_transfer",
+            fix="use shared_memory or gloo, or install vllm in this environment",
+        )
+    if name == "nccl" and any(shares):
+        raise ConfigError(
+            f"nccl cannot join two processes on one GPU, but replica {list(shares).index(True)} uses the trainer's",
+            where="engine.weight_transfer",
+            fix="use ipc, which is for one GPU, or name other GPUs in engine.gpus.devices",
+        )
+    if name == "ipc" and not all(shares):
+        raise ConfigError(
+            f"ipc shares memory of one GPU, but replica {list(shares).index(False)} does not use the trainer's",
+            where="engine.weight_transfer",
+            fix="use nccl, or name the trainer's GPU in engine.gpus.devices",
+        )
+
+
 def _default(needed: int, gpus: VisibleGpus, width: int) -> list[int]:
     """Return the GPUs without the trainer's, in order. A single GPU is shared by all."""
     if gpus.count == 1 and width == 1:
@@ -113,6 +183,7 @@ def _default(needed: int, gpus: VisibleGpus, width: int) -> list[int]:
 
 
 def _memory_fraction(index: int, gpus: VisibleGpus) -> float:
+    """Return the fraction of a GPU's memory that all its replicas may use together."""
     if index != gpus.trainer:
         return ALONE
     return min(_OF_FREE * gpus.free, WITH_LEARNER if gpus.learns else ALONE)

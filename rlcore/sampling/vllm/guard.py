@@ -2,10 +2,11 @@
 
     python guard.py PARENT_PID FOLDERS COMMAND...
 
-The guard is the parent of the engine. It stops the engine on SIGTERM, and when its own parent is gone, also by SIGKILL:
-it checks its parent's pid. When the engine's first process ends, the guard stops the remaining ones, and removes named
-shared memory that they leave. If the parent is gone, it then removes FOLDERS (joined as in PATH). The script imports
-only the standard library, so it starts quickly.
+The guard is the parent of the engine. It stops the engine on SIGTERM, and when its own parent is gone. It also notices
+SIGKILL, because it checks its parent's pid twice a second. When the engine's first process ends, the guard stops the
+remaining ones. If the parent is gone, it then removes FOLDERS (joined as in PATH). It also removes named shared memory
+of the engine, hundreds of megabytes that a killed process leaves behind. The script imports only the standard library,
+so it starts quickly.
 """
 
 from __future__ import annotations

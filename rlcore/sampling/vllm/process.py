@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlcore.config import EngineConfig
+from rlcore.config import EngineConfig, TransferKind
 from rlcore.errors import SamplingError
 from rlcore.extras import engine_command
 from rlcore.sampling.vllm import guard
@@ -39,14 +40,21 @@ class ServerSpec:
     """Model and settings of a server.
 
     Attributes:
+        weight_dir: Folder of the weight files.
         dtype: Name of a torch type.
         url: Address of a running server; empty to start one.
+        transfer: Transport of the weights, never ``auto``.
         devices: Indices of visible GPUs; empty for a CPU.
+        gpu_memory_utilization: Fraction of GPU memory that the server may use.
+        enforce_eager: Disable CUDA graphs.
+        trainer_moves: True if the trainer's weights change while the server samples.
         sleeps: True if the server releases a GPU that it shares with a learner during updates. False on a CPU, where
-            vLLM refuses to start with a sleep mode.
+            vLLM has no sleep mode and refuses to start with it.
         lora_rank: Rank of LoRA weights that are sent as such; 0 if merged.
-        prefill_in_parts: Chunked prefill. With seeded requests, vLLM 0.32 crashes on a CPU if it is enabled.
-        worker_file: File that ``worker_class``, which receives the weights, is imported from, if it is not rlcore's.
+        prefill_in_parts: Chunked prefill: spread a long prompt over several steps. With seeded requests, vLLM 0.32
+            crashes on a CPU if it is enabled.
+        worker_file: File that ``worker_class`` is imported from, if it is not rlcore's.
+        worker_class: Class that receives the weights.
     """
 
     model: Path
@@ -56,9 +64,11 @@ class ServerSpec:
     max_model_len: int
     max_concurrent: int
     url: str = ""
+    transfer: TransferKind = "file"
     devices: tuple[int, ...] = ()
     gpu_memory_utilization: float = ALONE
     enforce_eager: bool = True
+    trainer_moves: bool = False
     sleeps: bool = False
     lora_rank: int = 0
     prefill_in_parts: bool = False
@@ -113,7 +123,8 @@ class ServerProcess:
         """Wait until the server answers.
 
         Raises:
-            SamplingError: The server ended or the timeout passed; it is stopped. The message has its last lines.
+            SamplingError: The server ended or the timeout passed; it is stopped. The message has the last lines of its
+                log.
         """
         limit = self.spec.config.timeouts.startup_seconds
         started = time.monotonic()
@@ -186,6 +197,8 @@ def command(spec: ServerSpec, python: str, address: Address) -> list[str]:
         options["tensor-parallel-size"] = config.gpus.tensor_parallel
     if config.kv_cache_gib > 0.0:
         options["kv-cache-memory-bytes"] = int(config.kv_cache_gib * 2**30)
+    if spec.transfer != "file":
+        options["weight-transfer-config"] = json.dumps({"backend": spec.transfer})
     if spec.lora_rank:
         options["max-lora-rank"] = next(rank for rank in ADAPTER_RANKS if rank >= spec.lora_rank)
     switches = ["--enable-lora"] if spec.lora_rank else []
@@ -209,6 +222,8 @@ def environment(spec: ServerSpec, folder: Path) -> Mapping[str, str]:
         own["VLLM_RPC_BASE_PATH"] = os.environ.get("VLLM_RPC_BASE_PATH") or tempfile.gettempdir()
     if spec.lora_rank:
         own["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if spec.transfer == "ipc":  # vLLM pickles GPU memory handles; it listens only on the loopback interface
+        own["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     if spec.devices:
         own["CUDA_VISIBLE_DEVICES"] = visible_devices(spec.devices, os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     # Statistics are read from /metrics; in the log they would displace error lines.
@@ -225,6 +240,7 @@ def visible_devices(devices: Sequence[int], named: str) -> str:
 
 
 def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
         return port

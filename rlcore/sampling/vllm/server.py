@@ -1,8 +1,11 @@
 """Rollouts from a vLLM server: token ids in, token ids and log-probabilities out, with versioned weights.
 
-Each request is one completion with its own seed. A dead server is restarted with the weights that it served, and its
-missing completions are requested again. A server on the learner's GPU sleeps during an update. It wakes in two steps,
-so that its cache and the memory for loading are not allocated together: for new weights, and for the next request.
+Each request is one completion with its own seed, so its samples do not depend on other requests. Equal prompts share
+their prefill in the server's prefix cache. A dead server is restarted with the weights that it served, and its missing
+completions are requested again.
+
+A server on the learner's GPU sleeps during an update. It wakes in two steps, so that its cache and the memory for
+loading are not allocated together: for new weights, and for the first request after them.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import contextlib
 import math
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,10 +27,11 @@ import torch
 from rlcore.errors import SamplingError
 from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.progress import advance
-from rlcore.sampling.base import SamplingParams, rejection_reason
+from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl, EngineUnreachableError, address_of, call
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, is_healthy
 from rlcore.sampling.vllm.server_sync import ADAPTER, WEIGHTS, WeightSync, publish
+from rlcore.sampling.vllm.transfer import FileTransfer
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, differing_parts
 from rlcore.seeding import derive_seed
 from rlcore.text.tokenization import ChatTokenizer
@@ -35,15 +40,30 @@ from rlcore.types import FailedRollout, Prompt, Rollout
 MAX_ATTEMPTS = 3  # per completion
 _CACHE = "kv_cache"  # vLLM's tag of the memory of keys and values
 _NO_NUMBER = -9999.0  # vLLM's value for a log-probability of NaN
+_WATCH_SECONDS = 0.25
 _PAGE_SECONDS = 5.0
 _LINE = re.compile(r"^vllm:(\w+?)(?:_total)?(?:\{.*\})? (\S+)$", re.MULTILINE)
+_PEAKS = {
+    "num_requests_running": "engine/running",
+    "num_requests_waiting": "engine/waiting",
+    "kv_cache_usage_perc": "engine/kv_cache_usage",
+}
 _COUNTS = ("generation_tokens", "num_preemptions", "prefix_cache_queries", "prefix_cache_hits")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
+    """Completion to sample, with its prompt and seed."""
+
     prompt: Prompt
     seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Missed:
+    """Failed attempt at a completion, which is retried."""
+
+    reason: str
 
 
 class VllmSampler:
@@ -115,7 +135,7 @@ class VllmSampler:
         """Return the log-probability of each completion token under the served weights.
 
         The server scores a text only at temperature 1. Other temperatures are computed from the scores of the whole
-        vocabulary, which is slow.
+        vocabulary, which is fast enough for checks but not for batches.
         """
         self._wake_cache()
         settings = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0 if temperature == 1.0 else -1}
@@ -135,7 +155,8 @@ class VllmSampler:
     def sleep(self) -> None:
         """Release the GPU that the server shares with the learner, until :meth:`load_weights`.
 
-        Old weights are dropped (vLLM's level 2). The base of a LoRA rests in main memory (level 1).
+        New weights replace the old ones, which are thus dropped (vLLM's level 2). The base of a LoRA is needed again,
+        and rests in main memory (level 1). A dead server has nothing to release.
 
         Raises:
             SamplingError: The server refused.
@@ -174,6 +195,7 @@ class VllmSampler:
     def _complete(
         self, pending: list[_Request], params: SamplingParams, made: dict[_Request, Rollout | FailedRollout]
     ) -> None:
+        """Add a completion or a failure of every request to ``made``."""
         reasons: dict[_Request, str] = {}
         num_requests, total = len(pending), len(made) + len(pending)
         for attempt in range(MAX_ATTEMPTS):
@@ -183,8 +205,8 @@ class VllmSampler:
                 self._restart_server()
             outcomes = self._pool.map(lambda request: self._one(request, params), pending)
             for request, outcome in zip(pending, outcomes, strict=True):
-                if isinstance(outcome, str):
-                    reasons[request] = outcome
+                if isinstance(outcome, _Missed):
+                    reasons[request] = outcome.reason
                 else:
                     made[request] = outcome
                 advance("answers", len(made), total)
@@ -196,8 +218,7 @@ class VllmSampler:
         for request in pending:
             made[request] = FailedRollout(prompt=request.prompt, reason=reasons[request])
 
-    def _one(self, request: _Request, params: SamplingParams) -> Rollout | FailedRollout | str:
-        """Return the completion, or why an attempt failed that may be repeated."""
+    def _one(self, request: _Request, params: SamplingParams) -> Rollout | FailedRollout | _Missed:
         payload = self._adapter() | {
             "token_ids": list(request.prompt.token_ids),
             "sampling_params": settings_of(params, request.seed, self._tokenizer),
@@ -206,18 +227,18 @@ class VllmSampler:
         try:
             status, answer = call(self.control.address, "/inference/v1/generate", payload, seconds=seconds)
         except EngineUnreachableError as error:
-            return str(error)
+            return _Missed(str(error))
         if status == 400:
             return FailedRollout(prompt=request.prompt, reason=f"the engine rejected the request: {str(answer)[:300]}")
         if status != 200:
-            return f"HTTP {status}: {str(answer)[:300]}"
+            return _Missed(f"HTTP {status}: {str(answer)[:300]}")
         choice = answer["choices"][0]
         if choice["finish_reason"] not in ("stop", "length"):
-            return f"the engine ended the completion with {choice['finish_reason']!r}"
+            return _Missed(f"the engine ended the completion with {choice['finish_reason']!r}")
         return rollout_of(request.prompt, choice, self._tokenizer)
 
     def _adapter(self) -> dict[str, Any]:
-        """Return the adapter of a request; before the first one, the base is the policy."""
+        """Return the adapter of a request. Before the first adapter, the base is the policy."""
         return {"model": ADAPTER} if self.served.is_adapter else {}
 
     def is_alive(self) -> bool:
@@ -228,7 +249,7 @@ class VllmSampler:
         """Restart the server with the weights that it served last, read from a file.
 
         Raises:
-            SamplingError: The server does not start, or is external.
+            SamplingError: The server does not start, is external, or there is no file and no room for one.
         """
         if self._spec.url:
             raise SamplingError(
@@ -248,7 +269,11 @@ class VllmSampler:
             self.control.set_version(self.policy_version)
             return
         group = ControlGroup([self.control])
-        publish(group, self.served, self.policy_version, num_tensors=len(checkpoint_shapes(self._spec.model)))
+        way = FileTransfer(group, len(checkpoint_shapes(self._spec.model)))
+        try:
+            publish(group, self.served, self.policy_version, way.send)
+        except OSError as error:
+            raise SamplingError(f"the weights could not be sent to the engine: {error}") from error
 
     def _attach(self, address: Address) -> None:
         self.control = EngineControl(address, log_tail=self._log_tail)
@@ -294,6 +319,14 @@ def settings_of(params: SamplingParams, seed: int, tokenizer: ChatTokenizer) -> 
     }
 
 
+def rejection_reason(prompt: Prompt, max_new_tokens: int, *, limit: int) -> str:
+    """Return why an engine with ``limit`` positions cannot complete a prompt; empty if it can."""
+    needed = len(prompt.token_ids) + max_new_tokens
+    if not prompt.token_ids:
+        return "the prompt has no tokens"
+    return f"prompt and completion need {needed} positions, the engine has {limit}" if needed > limit else ""
+
+
 def rollout_of(prompt: Prompt, choice: Mapping[str, Any], tokenizer: ChatTokenizer) -> Rollout:
     """Return the rollout of a completion. If weights changed during sampling, it has the oldest version.
 
@@ -336,33 +369,49 @@ def rescored(rows: Sequence[Mapping[str, Any]], completion_ids: Sequence[int], *
 
 
 class EngineWatch:
-    """Statistics of a server between two calls of :meth:`take`. Only time within :meth:`over` counts."""
+    """Statistics of a server between two calls of :meth:`take`. Only time within :meth:`over` counts.
+
+    A server that publishes no statistics (``--disable-log-stats``) gives only ``engine/retries``.
+    """
 
     def __init__(self) -> None:
         self.num_retries = 0
+        self._peaks: dict[str, float] = {}
         self._counts: dict[str, float] = {}
         self._seconds = 0.0
 
     @contextmanager
     def over(self, address: Callable[[], Address]) -> Iterator[None]:
         """Watch a block in which the server samples. A restarted server has another address."""
+        done = threading.Event()
+        watcher = threading.Thread(target=self._watch, args=(address, done), name="vllm-metrics", daemon=True)
         before, started = read_page(address()), time.monotonic()
+        watcher.start()
         try:
             yield
         finally:
             self._seconds += time.monotonic() - started
+            done.set()
+            watcher.join()
             self._count(before, read_page(address()))
 
     def take(self) -> dict[str, float]:
         """Return the metrics since the last call."""
-        metrics = {"engine/retries": float(self.num_retries)}
+        metrics = {"engine/retries": float(self.num_retries), **self._peaks}
         if self._counts and self._seconds > 0.0:
             queries = self._counts["prefix_cache_queries"]
             metrics["engine/tokens_per_second"] = self._counts["generation_tokens"] / self._seconds
             metrics["engine/preemptions"] = self._counts["num_preemptions"]
             metrics["engine/prefix_cache_hit_rate"] = self._counts["prefix_cache_hits"] / queries if queries else 0.0
-        self.num_retries, self._counts, self._seconds = 0, {}, 0.0
+        self.num_retries, self._peaks, self._counts, self._seconds = 0, {}, {}, 0.0
         return metrics
+
+    def _watch(self, address: Callable[[], Address], done: threading.Event) -> None:
+        while not done.wait(_WATCH_SECONDS):
+            page = read_page(address())
+            for name, metric in _PEAKS.items():
+                if name in page:
+                    self._peaks[metric] = max(page[name], self._peaks.get(metric, 0.0))
 
     def _count(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
         """Add the increase between two readings. A restarted server counts from 0 again."""
@@ -384,9 +433,10 @@ def read_page(address: Address) -> dict[str, float]:
 
 
 def parse_page(page: str) -> dict[str, float]:
-    """Parse lines ``vllm:name{labels} value``: the sum of each of ``_COUNTS``, by name without ``_total``."""
+    """Parse lines ``vllm:name{labels} value``, by name without ``_total``: the maximum of fractions, else the sum."""
     found: dict[str, float] = {}
     for name, value in _LINE.findall(page):
-        if name in _COUNTS:
-            found[name] = found.get(name, 0.0) + float(value)
+        if name in _PEAKS or name in _COUNTS:
+            together = max if name == "kv_cache_usage_perc" else float.__add__
+            found[name] = together(found.get(name, 0.0), float(value))
     return found

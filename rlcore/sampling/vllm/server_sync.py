@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -14,11 +15,12 @@ from rlcore.errors import SamplingError
 from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.sampling.vllm.client import ControlGroup, EngineControl
 from rlcore.sampling.vllm.process import ServerSpec
+from rlcore.sampling.vllm.transfer import Transfer, open_transfer
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, discard, pack
 
 ADAPTER = "policy"  # name of the adapter on the servers
 WEIGHTS = "weights"  # vLLM's tag of the memory of weights
-_FAULTS = (OSError, SamplingError)
+_FAULTS = (OSError, RuntimeError, SamplingError)
 
 
 class Server(Protocol):
@@ -42,13 +44,19 @@ class Server(Protocol):
 
 
 class WeightSync:
-    """Weight sync to ``servers``, all of which serve the checkpoint that ``spec`` names, by one file for all."""
+    """Weight sync to ``servers``, all of which serve the checkpoint that ``spec`` names.
+
+    All servers read the same file. If tensors are sent instead, this process and all workers form one group, because
+    NCCL warns of several groups driven by several threads.
+    """
 
     def __init__(self, servers: Sequence[Server], spec: ServerSpec) -> None:
         self._servers, self._spec = tuple(servers), spec
         self._shapes = checkpoint_shapes(spec.model)
         self._numbers = itertools.count()
         self._served = Weights(path=spec.model)
+        self._transfer: Transfer | None = None
+        self._met: tuple[EngineControl, ...] = ()  # servers of the open transfer
 
     def begin(self) -> None:
         """Send the checkpoint, as version 0, to external servers, which may serve any weights.
@@ -62,8 +70,9 @@ class WeightSync:
     def send(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
         """Pause the servers, update their weights, drop the prefix cache, resume. Sleeping ones get their memory first.
 
-        The weight file stays until the next update, because a server that dies reads it again. A dead server is
-        restarted first. If a server dies while it loads, all are restarted and the weights are sent again.
+        The weight file stays until the next update, because a server that dies reads it again. Without a file, such a
+        server gets the trainer's current weights. A dead server is restarted first. If a server dies while it loads,
+        all are restarted and the weights are sent again.
 
         Raises:
             SamplingError: Names or shapes differ, or a server refused. All servers then have the previous weights, or
@@ -88,7 +97,7 @@ class WeightSync:
             discard(path)
             self._reload_previous()
             raise SamplingError(f"the weights could not be sent to the engine: {error}", where=str(path)) from error
-        old, self._served = self._served, weights
+        old, self._served = self._served, weights if weights.is_live_alone else replace(weights, live=None)
         for server in self._servers:
             server.served, server.policy_version = self._served, policy_version
         self._discard(old)
@@ -100,7 +109,7 @@ class WeightSync:
     def _publish(self, weights: Weights, policy_version: int) -> None:
         group = ControlGroup([server.control for server in self._servers])
         self._wake([server for server in self._servers if WEIGHTS in server.asleep])
-        publish(group, weights, policy_version, num_tensors=len(self._shapes))
+        publish(group, weights, policy_version, lambda each: self._opened(group).send(each))
 
     def _wake(self, servers: Sequence[Server]) -> None:
         """Allocate the weights of sleeping servers. Their caches follow when the new weights are verified."""
@@ -110,12 +119,25 @@ class WeightSync:
         for server in servers:
             server.asleep = tuple(tag for tag in server.asleep if tag != WEIGHTS)
 
+    def _opened(self, group: ControlGroup) -> Transfer:
+        """Return the transport to the servers, reopened after a server was restarted."""
+        if self._transfer is None or group.members != self._met:
+            if self._transfer is not None and self._spec.transfer != "file":
+                group.ask("/shutdown_weight_transfer_engine", {})
+            self._transfer = open_transfer(self._spec.transfer, group, num_tensors=len(self._shapes))
+            self._met = group.members
+        return self._transfer
+
     def _reload_previous(self) -> None:
         """Restart every server, because it may be paused or hold a part of the new weights.
 
         Raises:
-            SamplingError: A server is external.
+            SamplingError: The previous weights no longer exist, or a server is external.
         """
+        if self._served.is_live_alone:
+            self._served = replace(self._served, live=None)  # the trainer has the new weights now
+            for server in self._servers:
+                server.served = self._served
         self._restart(self._servers)
 
     def _restart(self, servers: Sequence[Server]) -> None:
@@ -127,8 +149,8 @@ class WeightSync:
             discard(weights.path)
 
 
-def publish(group: ControlGroup, weights: Weights, policy_version: int, *, num_tensors: int) -> None:
-    """Serve ``weights``, of ``num_tensors`` tensors, from now on.
+def publish(group: ControlGroup, weights: Weights, policy_version: int, send: Callable[[Weights], None]) -> None:
+    """Serve ``weights`` from now on. ``send`` transfers them, but servers read an adapter themselves.
 
     Running requests wait (mode ``keep``) and continue with the new weights and recomputed keys and values.
 
@@ -136,13 +158,11 @@ def publish(group: ControlGroup, weights: Weights, policy_version: int, *, num_t
         SamplingError: A server refused. It may be paused, and hold a part of the weights.
     """
     group.ask("/pause?mode=keep", {})
-    path = str(weights.path.resolve())
     if weights.is_adapter:  # it replaces the previous one, also for running requests
-        group.ask("/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": path, "load_inplace": True})
+        adapter = {"lora_name": ADAPTER, "lora_path": str(weights.path.resolve()), "load_inplace": True}
+        group.ask("/v1/load_lora_adapter", adapter)
     else:
-        for answer in group.ask("/collective_rpc", {"method": "receive_weights", "args": [path]}):
-            if any(result["tensors"] != num_tensors for result in answer["results"]):
-                raise SamplingError(f"a worker read tensors that were not sent: {answer['results']}", where=path)
+        send(weights)
     for answer in group.ask("/reset_prefix_cache?reset_running_requests=true", {}):
         if not answer["success"]:
             raise SamplingError("the engine did not drop the prefix cache of the old weights")

@@ -1,12 +1,7 @@
-"""Weights for a vLLM engine: checks, names and files that another process reads, and comparison with the engine.
-
-transformers renames and fuses weights in memory: the experts of a layer are one tensor in memory and hundreds in a
-checkpoint. Its own conversion, reversed for one tensor at a time, gives the names in the checkpoint.
-"""
+"""Weights for a vLLM engine: checks, files that another process reads, and comparison with the engine."""
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import shutil
@@ -21,30 +16,63 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 
-from rlcore.errors import ModelError, SamplingError
+from rlcore.config import TransferKind
+from rlcore.errors import SamplingError
 from rlcore.models.lora import AdaptedModel, MergedState
+from rlcore.models.weight_names import to_checkpoint_names
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.worker.checksums import adapter_part, add, bit_checksum, state_checksums
 
+DIRECT: frozenset[TransferKind] = frozenset(("nccl", "ipc"))  # from GPU to GPU, without a file
 _MEMORY = Path("/dev/shm")
-_CACHED = 8  # converted tensors to keep: the projections of one layer are read alternately
 _DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
     {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Weights:
-    """Version of the weights on disk: a safetensors file, or the folder of the checkpoint that an engine starts from.
+    """Version of the weights: a safetensors file, or the folder of the checkpoint that an engine starts from.
 
-    ``is_adapter``: ``path`` is the folder of a LoRA adapter in peft's format, applied to the served base.
+    Attributes:
+        live: The same tensors in the trainer's memory, converted when read; None once the trainer has other weights.
+        is_adapter: True if ``path`` is the folder of a LoRA adapter in peft's format, applied to the served base.
     """
 
     path: Path
+    live: Converted | None = None
     is_adapter: bool = False
+
+    @property
+    def is_live_alone(self) -> bool:
+        """True if the weights are not written to a file yet."""
+        return self.live is not None and not self.path.exists()
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield every tensor by its checkpoint name, always in the same order."""
+        return iter(self.live.items()) if self.live is not None else stored_tensors(self.path)
+
+    def listed(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+        """Return name, type and shape of every tensor, in the order of :meth:`tensors`. Live ones are not converted."""
+        if self.live is not None:
+            return [(name, self.live.dtype, shape) for name, shape in self.live.shapes.items()]
+        return [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in stored_tensors(self.path)]
+
+    def stored(self) -> Path:
+        """Return the path for a server, writing the file first if it does not exist.
+
+        Raises:
+            SamplingError: The weights were never stored, and the trainer has other weights now.
+        """
+        if self.live is not None and not self.path.exists():
+            write_weights(self.live, self.path)
+        if not self.path.exists():
+            raise SamplingError(
+                "the weights that the engine served were not stored, and the trainer has newer ones",
+                fix="rerun: the run resumes from its newest checkpoint",
+            )
+        return self.path
 
 
 def pack(
@@ -52,7 +80,8 @@ def pack(
 ) -> Weights:
     """Check ``state`` against the ``shapes`` of the server's checkpoint, and write the weights to ``path``.
 
-    The file stays while it is served, so that a restarted server can read it again.
+    The file stays while it is served, so that a restarted server can read it again. No file is written if weights go
+    from GPU to GPU, or to an external server, unless a server reads a file.
 
     Raises:
         SamplingError: Names or shapes differ.
@@ -70,8 +99,20 @@ def pack(
     if adapted:
         adapted.save_adapter(path)
         return Weights(path=path, is_adapter=True)
-    write_weights(state, path, shapes=shapes, dtype=getattr(torch, spec.dtype))
-    return Weights(path=path)
+    converted = Converted(state, shapes=shapes, dtype=getattr(torch, spec.dtype))
+    if needs_file(spec):
+        write_weights(converted, path)
+    return Weights(path=path, live=converted)
+
+
+def needs_file(spec: ServerSpec) -> bool:
+    """Return True if a server reads the weights from a file, or may have to after a restart.
+
+    A restarted server can get the trainer's current weights, unless these change while it samples.
+    """
+    if spec.transfer in ("file", "shared_memory"):
+        return True
+    return not spec.url and (spec.transfer not in DIRECT or spec.trainer_moves)
 
 
 def discard(path: Path) -> None:
@@ -83,7 +124,7 @@ def discard(path: Path) -> None:
 
 
 def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every tensor that a checkpoint folder stores; tied tensors have one name."""
+    """Return name and shape of every tensor that a checkpoint folder stores. Tied tensors have one name."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -112,10 +153,29 @@ def adapter_mismatches(shapes: Mapping[str, tuple[int, ...]], adapter: Mapping[s
     ]
 
 
-def write_weights(
-    state: Mapping[str, torch.Tensor], path: Path, *, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
-) -> None:
-    """Write the tensors of ``state`` that ``shapes`` names in ``dtype``, with one tensor at a time in CPU memory.
+class Converted(Mapping[str, torch.Tensor]):
+    """Tensors of ``state`` that ``shapes`` names, in ``dtype``, contiguous, on their device.
+
+    Each is converted when read, and not cached.
+    """
+
+    def __init__(
+        self, state: Mapping[str, torch.Tensor], *, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
+    ) -> None:
+        self._state, self.shapes, self.dtype = state, shapes, dtype
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._state[name].detach().to(self.dtype).contiguous()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shapes)
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+def write_weights(weights: Converted, path: Path) -> None:
+    """Write the weights in the safetensors format, with one tensor at a time in CPU memory.
 
     The library's writer needs all tensors in memory. The format (https://huggingface.co/docs/safetensors): the header's
     length in 8 bytes, the header, the tensors' bytes without gaps.
@@ -126,35 +186,43 @@ def write_weights(
     unfinished = path.with_name(f"{path.name}.{threading.get_ident()}")
     try:
         with unfinished.open("wb") as file:
-            file.write(_header(shapes, dtype))
-            for name in shapes:
-                tensor = state[name].detach().to(dtype).cpu().contiguous()
-                file.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+            file.write(_header(weights))
+            for tensor in weights.values():
+                file.write(tensor.cpu().reshape(-1).view(torch.uint8).numpy().data)
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def _header(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> bytes:
+def _header(weights: Converted) -> bytes:
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + math.prod(shape) * dtype.itemsize
-        entries[name] = {"dtype": _DTYPES[dtype], "shape": shape, "data_offsets": (start, end)}
+    for name, shape in weights.shapes.items():
+        start, end = end, end + math.prod(shape) * weights.dtype.itemsize
+        entries[name] = {"dtype": _DTYPES[weights.dtype], "shape": shape, "data_offsets": (start, end)}
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
     return struct.pack("<Q", len(text)) + text
 
 
-def make_weight_dir(named: str, *, num_bytes: int) -> Path:
-    """Create a folder for weight files: in ``named``, else in memory if three files fit there, else temporary.
+def stored_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield every tensor of a safetensors file, or of a folder of such files. Tied tensors occur once."""
+    for each in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
+        with safe_open(each, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 no mapping
+                yield name, file.get_tensor(name)
 
-    The three, of ``num_bytes`` each, are the served weights, the next ones, and a reserve.
-    """
+
+def make_weight_dir(named: str, *, num_bytes: int) -> Path:
+    """Create a folder for weight files: in ``named``, else in memory if three files fit there, else temporary."""
     if named:
         return Path(tempfile.mkdtemp(prefix="rlcore-weights-", dir=named))
-    fits = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 3 * num_bytes
-    return Path(tempfile.mkdtemp(prefix="rlcore-weights-", dir=_MEMORY if fits else None))
+    return Path(tempfile.mkdtemp(prefix="rlcore-weights-", dir=_MEMORY if fits_in_memory(num_bytes) else None))
+
+
+def fits_in_memory(num_bytes: int) -> bool:
+    """Return True if three files of ``num_bytes`` fit in memory: the served weights, the next ones, and a reserve."""
+    return _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 3 * num_bytes
 
 
 def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -169,9 +237,11 @@ def differing_parts(
     dtype: torch.dtype,
     seed: int,
 ) -> list[str]:
-    """Return the parts whose checksums differ; ``answers``: those of ``engine_checksums`` of each worker.
+    """Return the parts whose checksums differ.
 
-    ``is_adapter``: True if the engine has the base's weights, and separately the adapter of ``state``.
+    Args:
+        answers: Result of ``engine_checksums`` of each worker.
+        is_adapter: True if the engine has the base's weights, and separately the adapter of ``state``.
     """
     found: dict[str, int] = {}
     for answer in answers:
@@ -195,67 +265,3 @@ def adapter_checksums(adapted: AdaptedModel, dtype: torch.dtype) -> dict[str, in
         kept = parameter.detach().to(dtype)
         add(sums, adapter_part(name), bit_checksum(kept * scale if ".lora_B." in name else kept))
     return sums
-
-
-def to_checkpoint_names(state: Mapping[str, torch.Tensor], checkpoint: Path) -> Mapping[str, torch.Tensor]:
-    """Map a complete ``state_dict()`` to the names in ``checkpoint``; returns it unchanged if the names agree.
-
-    Raises:
-        ModelError: The library's conversion needs several tensors together.
-    """
-    model, sources = _layout(checkpoint)
-    is_equal = all(name == source for name, source in sources.items())
-    return state if is_equal else CheckpointNameView(state, model, sources)
-
-
-class CheckpointNameView(Mapping[str, torch.Tensor]):
-    """Tensors of ``state`` by stored names, converted when they are read.
-
-    ``sources``: name in ``state`` by stored name. Tensors unknown to the layout keep their names.
-    """
-
-    def __init__(self, state: Mapping[str, torch.Tensor], model: PreTrainedModel, sources: Mapping[str, str]) -> None:
-        used = set(sources.values())
-        self._state, self._model = state, model
-        self._sources = {name: source for name, source in sources.items() if source in state}
-        self._sources |= {name: name for name in state if name not in used}
-        self._converted: dict[str, dict[str, torch.Tensor]] = {}
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        source = self._sources[name]
-        if source not in self._converted:
-            while len(self._converted) >= _CACHED:
-                del self._converted[next(iter(self._converted))]
-            self._converted[source] = _convert(self._model, source, self._state[source])
-        return self._converted[source][name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._sources)
-
-    def __len__(self) -> int:
-        return len(self._sources)
-
-
-def _convert(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    converted: dict[str, torch.Tensor] = revert_weight_conversion(model, {name: tensor})
-    return converted
-
-
-@functools.lru_cache(maxsize=4)
-def _layout(checkpoint: Path) -> tuple[PreTrainedModel, Mapping[str, str]]:
-    """Return the model of a checkpoint without weights, and the names in memory by stored name."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint, local_files_only=True))
-    state = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
-    whole = revert_weight_conversion(model, state)
-    parts = {name: _convert(model, name, tensor) for name, tensor in state.items()}
-    sources = {stored: name for name, converted in parts.items() for stored in converted}
-    if sources.keys() != whole.keys() or any(
-        whole[stored].shape != parts[name][stored].shape for stored, name in sources.items()
-    ):
-        raise ModelError(
-            f"the weights of {type(model).__name__} cannot be converted to checkpoint names one by one",
-            where=str(checkpoint),
-            fix="use sampling.engine.kind = 'native'",
-        )
-    return model, sources

@@ -124,6 +124,7 @@ def _engine_here(
             max_concurrent=rl.sampling.max_concurrent,
             max_tokens=max_tokens,
             learns=True,
+            learns_meanwhile=rl.sampling.staleness > 0,
             takes_turns=context.config.distributed.takes_turns(staleness=rl.sampling.staleness),
             adapter=rl.update.lora,
         )

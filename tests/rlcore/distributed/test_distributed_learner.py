@@ -119,7 +119,7 @@ def test_ranks_save_one_model(make_components: MakeComponents, opened: Any, star
 
 
 def stored(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    from rlcore.sampling.vllm.worker.receiver import stored_tensors
+    from rlcore.sampling.vllm.weights import stored_tensors
 
     yield from stored_tensors(folder / "model.safetensors")
 

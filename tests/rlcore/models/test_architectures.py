@@ -22,7 +22,7 @@ from transformers import (
 from rlcore.config import LoraConfig
 from rlcore.errors import ModelError, TrainingError
 from rlcore.hardware.precision import compute_dtype, set_compute_dtype
-from rlcore.models import architectures, lora, policy
+from rlcore.models import architectures, lora, policy, weight_names
 from rlcore.models.architectures import choose_kernels, pack_for, positions_of, supports_prompt_sharing
 from rlcore.models.loading import load_policy
 from rlcore.models.logprob_check import check_model
@@ -33,11 +33,10 @@ from rlcore.models.preview import model_size
 from rlcore.models.runtime import enable_gradient_checkpointing
 from rlcore.models.scratch import make_tokenizer
 from rlcore.models.tree_attention import TREE_ATTENTION
+from rlcore.models.weight_names import to_checkpoint_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.vllm import weights as weight_files
-from rlcore.sampling.vllm.weights import checkpoint_shapes, shape_mismatches, to_checkpoint_names
-from rlcore.sampling.vllm.worker.receiver import stored_tensors
+from rlcore.sampling.vllm.weights import checkpoint_shapes, shape_mismatches, stored_tensors
 from rlcore.text.packing import TokenSequence
 from rlcore.types import Prompt, Rollout
 from tests import strategies
@@ -402,7 +401,7 @@ def test_experts_are_converted_lazily(tmp_path: Path) -> None:
 
 def test_conversion_of_several_tensors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(MIXTURE).save_pretrained(tmp_path)
-    exact = weight_files.revert_weight_conversion
+    exact = weight_names.revert_weight_conversion
 
     def half(model: object, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return exact(model, state) if len(state) > 1 else {}

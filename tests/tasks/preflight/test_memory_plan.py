@@ -96,8 +96,12 @@ def test_the_share_of_an_engine_on_the_same_card_counts(monkeypatch: pytest.Monk
     assert refused(*given, 'engine.urls=["http://other:1"]', stages=("grpo",)) == ""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert refused(*given, large, stages=("grpo",)) == ""  # the other card is the engine's
-    with pytest.raises(ConfigError, match="2 replicas of 1 GPUs need 2, 1 are visible beside"):
-        needs_of(preset(*given, "engine.replicas=2"), SIZE, CARD, ("grpo",))
+    for impossible, message in (
+        ("engine.replicas=2", "2 replicas of 1 GPUs need 2, 1 are visible beside"),
+        ("engine.weight_transfer=nccl", "nccl needs vLLM in the trainer's environment too"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            needs_of(preset(*given, impossible), SIZE, CARD, ("grpo",))
 
 
 @pytest.mark.parametrize("gains", [True, False])

@@ -88,8 +88,17 @@ def test_the_engine_is_the_built_in_one_unless_another_is_named(checkpoint: Path
         assert isinstance(engine, NativeSampler)
 
 
-def test_an_engine_that_cannot_be_is_refused_before_anything_is_started(checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match="the model has 128 positions"), opened(checkpoint, vllm(max_model_len=129)):
+@pytest.mark.parametrize(
+    ("config", "error", "message"),
+    [
+        (vllm(max_model_len=129), ConfigError, "the model has 128 positions"),
+        (vllm(weight_transfer="nccl"), ConfigError, "nccl sends weights from GPU to GPU, but this run trains on cpu"),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused_before_anything_is_started(
+    config: EngineConfig, error: type[Exception], message: str, checkpoint: Path
+) -> None:
+    with pytest.raises(error, match=message), opened(checkpoint, config):
         pass
 
 
@@ -104,13 +113,16 @@ def test_an_engine_that_does_not_start_leaves_no_folder(checkpoint: Path, tmp_pa
 def make(checkpoint: Path) -> Callable[..., list[ServerSpec]]:
     """The servers of an engine beside a trainer on the first of ``count`` GPUs, or without any."""
 
-    def specs(config: EngineConfig, *, count: int = 0, rank: int = 0, turns: bool = True) -> list[ServerSpec]:
+    def specs(
+        config: EngineConfig, *, count: int = 0, rank: int = 0, can_send: bool = False, turns: bool = True
+    ) -> list[ServerSpec]:
         whole = ServerSpec(
             model=checkpoint, weight_dir=Path(), config=config, dtype="float32", max_model_len=128, max_concurrent=9,
             sleeps=turns,
         )  # fmt: skip
         cards = VisibleGpus(count=count, trainer=0 if count else None, learns=True)
-        made = server_specs(whole, cards, lora_rank=rank)
+        device = torch.device("cuda" if count else "cpu")
+        made = server_specs(whole, cards, device, lora_rank=rank, can_send=can_send)
         made[0].weight_dir.rmdir()  # it is there, and empty
         return made
 
@@ -121,21 +133,22 @@ def test_servers_share_the_requests_and_an_adapter_goes_to_ours(make: Callable[.
     two = make(vllm(replicas=2), rank=4)
     assert [spec.max_concurrent for spec in two] == [5, 5]
     assert two[0].weight_dir == two[1].weight_dir  # all of them read one file
-    assert [(spec.lora_rank, spec.url) for spec in two] == [(4, "")] * 2
+    assert [(spec.transfer, spec.lora_rank, spec.url) for spec in two] == [("shared_memory", 4, "")] * 2
     (attached,) = make(vllm(urls=("http://a:1",)), rank=4)
-    assert (attached.lora_rank, attached.url) == (0, "http://a:1")
+    assert (attached.transfer, attached.lora_rank, attached.url) == ("file", 0, "http://a:1")
     assert [make(vllm(), rank=rank)[0].lora_rank for rank in (0, 512, 513)] == [0, 512, 0]
 
 
-def test_eight_gpus_are_one_trainer_and_seven_engines(make: Callable[..., list[ServerSpec]]) -> None:
-    seven = make(vllm(replicas=7), count=8)
+def test_eight_gpus_are_one_trainer_and_seven_engines_on_nccl(make: Callable[..., list[ServerSpec]]) -> None:
+    seven = make(vllm(replicas=7), count=8, can_send=True)
     assert [spec.devices for spec in seven] == [(n,) for n in range(1, 8)]
-    assert {spec.gpu_memory_utilization for spec in seven} == {0.85}
+    assert {(spec.transfer, spec.gpu_memory_utilization) for spec in seven} == {("nccl", 0.85)}
+    assert {spec.transfer for spec in make(vllm(replicas=7), count=8)} == {"shared_memory"}
     assert not any(spec.sleeps for spec in seven)
-    (shared,) = make(vllm(), count=1)
-    assert (shared.devices, shared.gpu_memory_utilization) == ((0,), 0.4)
-    attached = make(vllm(urls=("http://a:1", "http://b:1")), count=8)
-    assert [spec.devices for spec in attached] == [()] * 2
+    (shared,) = make(vllm(), count=1, can_send=True)
+    assert (shared.devices, shared.transfer, shared.gpu_memory_utilization) == ((0,), "shared_memory", 0.4)
+    attached = make(vllm(urls=("http://a:1", "http://b:1")), count=8, can_send=True)
+    assert [(spec.devices, spec.transfer) for spec in attached] == [((), "file")] * 2
 
 
 def test_a_server_on_the_learners_gpu_sleeps_if_they_take_turns(make: Callable[..., list[ServerSpec]]) -> None:
@@ -186,11 +199,12 @@ def test_an_engine_has_room_for_the_longest_text_of_the_run_and_no_more(
         specs[0].weight_dir.rmdir()
 
     monkeypatch.setattr(vllm_engine, "open_servers", servers)
-    work = Workload(max_concurrent=4, max_tokens=max_tokens)
+    work = Workload(max_concurrent=4, max_tokens=max_tokens, learns_meanwhile=True)
     with opened(checkpoint, vllm(max_model_len=named), work):
         (spec,) = started
     assert spec.max_model_len == expected
     assert spec.enforce_eager == (not spec.prefill_in_parts) == (not torch.cuda.device_count())
+    assert spec.trainer_moves
 
 
 ADAPTER = LoraConfig(rank=2)

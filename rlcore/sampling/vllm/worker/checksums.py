@@ -1,10 +1,11 @@
 """Checksums of weights, which compare models across memory layouts.
 
-The bits of each element are mixed to 64 pseudo-random bits (zero stays zero), which are summed: order and zero padding
-do not matter, and one changed bit changes the sum. Exchanged elements are detected by log-probabilities alone.
+An engine fuses, packs and pads tensors, but has the same numbers as the checkpoint. The bits of each element are mixed
+to 64 pseudo-random bits (zero stays zero), which are summed. Order and zero padding do not matter, and one changed bit
+changes the sum. Exchanged elements are not detected here, but by the comparison of log-probabilities.
 
-On a CPU vLLM keeps only a packed copy of a matrix. It is read by multiplying it with unit vectors, which is exact; a
-seed draws a few columns, the same on both sides.
+On a CPU vLLM keeps a packed copy of a matrix and drops the original. The copy is read by multiplying it with unit
+vectors, which is exact. A seed draws a few columns, the same on both sides.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ def _chosen(tensor: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def _multiplied(module: Any, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Return the columns of a packed matrix by multiplication: [columns, outputs]."""
     width = int(module.input_size_per_partition)
     chosen = columns(width, seed)
     units = torch.zeros(len(chosen), width, dtype=dtype)

@@ -1,24 +1,56 @@
-"""Worker extension of vLLM (``--worker-extension-cls``) that loads new weights from a file of the trainer."""
+"""Worker extension of vLLM (``--worker-extension-cls``) that receives new weights from the trainer.
+
+Importing this module adds two transports to vLLM's weight-transfer API, which has none for a machine without a GPU:
+``shared_memory``, which sends only a file name, and ``gloo``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
 
 from .checksums import engine_checksums
+from .gloo import broadcast, join_group, join_store, own_address
 
 
-def stored_tensors(path: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every tensor of a safetensors file, or of a folder of such files. Tied tensors occur once."""
-    from safetensors import safe_open
+class SafetensorsReader(Mapping[str, torch.Tensor]):
+    """Tensors of a safetensors file, or of a folder of such files, each read on access.
 
-    for each in sorted(path.glob("*.safetensors")) if path.is_dir() else [path]:
-        with safe_open(each, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 no mapping
-                yield name, file.get_tensor(name)
+    Workers of several servers read the same file concurrently, without copies.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Open the files.
+
+        Raises:
+            OSError, SafetensorError: A file is missing or incomplete.
+        """
+        from safetensors import safe_open
+
+        files = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else [Path(path)]
+        opened: list[Any] = [safe_open(file, framework="pt") for file in files]
+        self._files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 no mapping
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def chosen(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return the tensors to load: all of them."""
+    return iter(weights)
 
 
 def repack_head(model: Any) -> None:
@@ -41,23 +73,126 @@ class WeightReceiver:
     reload_weights: Callable[..., None]
 
     def receive_weights(self, path: str) -> dict[str, int]:
-        """Serve the weights of ``path``, and return the number of tensors as ``tensors``.
+        """Serve the weights of ``path``, a safetensors file or a folder of such files.
 
         No request may run. vLLM's layerwise reload restores the layout of a checkpoint, loads it, and repacks it for
         its kernels. ``load_weights`` alone fails on a CPU, where the weights are packed.
+
+        Returns:
+            ``tensors``: the number of tensors.
         """
-        names: list[str] = []
-
-        def read() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in stored_tensors(Path(path)):
-                names.append(name)
-                yield name, tensor
-
-        self.reload_weights(weights_iterator=read())
+        weights = SafetensorsReader(path)
+        self.reload_weights(weights_iterator=chosen(weights.items()))
         repack_head(self.model_runner.get_model())
-        return {"tensors": len(names)}
+        return {"tensors": len(weights)}
 
     def weight_checksums(self, seed: int) -> dict[str, Any]:
         """Return the checksums of the model's weights; see :func:`.checksums.engine_checksums`."""
         model = self.model_runner.get_model()
         return engine_checksums(model, dtype=self.model_runner.model_config.dtype, seed=seed)
+
+
+@dataclass
+class SharedMemoryInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not typed here
+    """Handshake of this transport, which needs no data."""
+
+
+@dataclass
+class SharedMemoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
+    """Path of a safetensors file, or of a folder of such files, with ``num_tensors`` tensors in total."""
+
+    path: str
+    num_tensors: int
+
+
+@dataclass
+class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]  # as above
+    """Address of the trainer's store, and the number of members: the trainer and every worker of every server.
+
+    ``first_rank`` is the rank of this server's first worker.
+    """
+
+    host: str
+    port: int
+    size: int
+    first_rank: int
+
+
+@dataclass
+class GlooUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
+    """Metadata of the following tensors, in their order."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+
+
+class _Reloading(WeightTransferEngine):  # type: ignore[misc]  # as above
+    """Loader of received weights by vLLM's layerwise reload, which repacks a tied head afterwards."""
+
+    def start_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        # The base method waits for an accelerator, which may not exist.
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def finish_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+        repack_head(self.model)
+
+
+class SharedMemoryTransfer(_Reloading):
+    """Reader of a file that the trainer wrote, preferably in memory. Every worker takes its part."""
+
+    init_info_cls = SharedMemoryInit
+    update_info_cls = SharedMemoryUpdate
+
+    def init_transfer_engine(self, init_info: SharedMemoryInit) -> None:
+        """Set up nothing."""
+
+    def receive_weights(self, update_info: SharedMemoryUpdate) -> None:
+        weights = SafetensorsReader(update_info.path)
+        if len(weights) != update_info.num_tensors:
+            raise ValueError(f"{update_info.path} has {len(weights)} tensors, {update_info.num_tensors} were sent")
+        self.model.load_weights(chosen(weights.items()))
+
+    def shutdown(self) -> None:
+        """Release nothing."""
+
+
+class GlooTransfer(_Reloading):
+    """Receiver of one tensor after the other over TCP. It needs no shared file, only memory for one tensor."""
+
+    init_info_cls = GlooInit
+    update_info_cls = GlooUpdate
+    group: Any = None
+
+    def init_transfer_engine(self, init_info: GlooInit) -> None:
+        parallel = self.parallel_config
+        rank = init_info.first_rank + parallel.data_parallel_index * parallel.world_size + parallel.rank
+        store = join_store(init_info.host, init_info.port, init_info.size)
+        host = own_address((init_info.host, init_info.port))
+        self.group = join_group(store, rank, init_info.size, host=host)
+
+    def receive_weights(self, update_info: GlooUpdate) -> None:
+        self.model.load_weights(chosen(self._arriving(update_info)))
+
+    def _arriving(self, update: GlooUpdate) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, dtype, shape in zip(update.names, update.dtypes, update.shapes, strict=True):
+            tensor = torch.empty(shape, dtype=getattr(torch, dtype))
+            broadcast(self.group, tensor)
+            yield name, tensor
+
+    def shutdown(self) -> None:
+        self.group = None
+
+
+WeightTransferEngineFactory.register_engine("shared_memory", SharedMemoryTransfer)
+WeightTransferEngineFactory.register_engine("gloo", GlooTransfer)

@@ -34,7 +34,7 @@ from rlcore.models.integrity import (
     write_model_digest,
 )
 from rlcore.models.loading import load_policy, save_model
-from rlcore.models.source_files import is_unchanged
+from rlcore.models.seal import is_unchanged
 from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.user_function import function_reward
 from rlcore.sampling import native

@@ -20,18 +20,19 @@ from rlcore.errors import SamplingError
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.vllm.client import Address, EngineControl
+from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.server import MAX_ATTEMPTS, EngineWatch, VllmSampler, open_vllm, parse_page
 from rlcore.sampling.vllm.weights import (
+    Converted,
     adapter_mismatches,
     checkpoint_shapes,
     make_weight_dir,
     shape_mismatches,
+    stored_tensors,
     write_weights,
 )
-from rlcore.sampling.vllm.worker.receiver import stored_tensors
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
-from tests.rlcore.sampling.vllm.specs import make_spec
 from tests.waiting import LONG, until
 
 HASTY = 2.0  # seconds for a request, where one hangs
@@ -39,8 +40,11 @@ HASTY = 2.0  # seconds for a request, where one hangs
 PARAMS = SamplingParams(temperature=0.8, max_new_tokens=4, num_samples=2)
 
 PAGE = """\
-# TYPE vllm:num_preemptions counter
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0",model_name="m"}} {running}.0
 vllm:num_requests_waiting{{engine="0",model_name="m"}} 2.0
+vllm:num_requests_waiting_by_reason{{engine="0",reason="capacity"}} 9.0
+vllm:kv_cache_usage_perc{{engine="0",model_name="m"}} {kv}
 vllm:generation_tokens_total{{engine="0",model_name="m"}} {generated}.0
 vllm:num_preemptions_total{{engine="0",model_name="m"}} 3.0
 vllm:prefix_cache_queries_total{{engine="0",model_name="m"}} 1e+02
@@ -66,7 +70,7 @@ class Routes(BaseHTTPRequestHandler):
             self._answer(200, {})
             return
         done = kind.calls["/inference/v1/generate"] - kind.track_stage
-        page = PAGE.format(generated=4 * done)
+        page = PAGE.format(running=kind.track_stage, generated=4 * done, kv=0.125 * kind.track_stage)
         self.send_response(200)
         self.end_headers()
         self.wfile.write(page.encode())
@@ -164,8 +168,15 @@ def sampler(
     """A sampler that waits as long as it must; by its parameter, so many seconds for each request."""
     (tmp_path / "exchange").mkdir()
     seconds = getattr(request, "param", LONG)
-    config = EngineConfig(kind="vllm", timeouts=TimeoutConfig(request_seconds=seconds))
-    spec = make_spec(checkpoint, tmp_path / "exchange", config=config, max_concurrent=3, url=routes[1])
+    spec = ServerSpec(
+        model=checkpoint,
+        weight_dir=tmp_path / "exchange",
+        config=EngineConfig(kind="vllm", timeouts=TimeoutConfig(request_seconds=seconds)),
+        dtype="float32",
+        max_model_len=128,
+        max_concurrent=3,
+        url=routes[1],
+    )
     with open_vllm(spec, tokenizer, lambda line: None) as sampler:
         yield sampler
 
@@ -311,6 +322,9 @@ def test_how_busy_the_engine_was_is_measured_while_it_samples_and_counted_from_c
     figures = sampler.take_metrics()
     check_names(figures)
     assert figures["engine/retries"] == 1.0
+    assert 1.0 <= figures["engine/running"] <= 3.0
+    assert figures["engine/waiting"] == 2.0
+    assert figures["engine/kv_cache_usage"] == 0.125 * figures["engine/running"]
     assert figures["engine/preemptions"] == 0.0  # 3 before and 3 after
     assert figures["engine/prefix_cache_hit_rate"] == 0.0
     made = 4 * (len(prompts) * PARAMS.num_samples)
@@ -319,13 +333,13 @@ def test_how_busy_the_engine_was_is_measured_while_it_samples_and_counted_from_c
 
 
 def test_a_page_of_several_engines_is_summed_and_a_restarted_engine_counts_from_nothing() -> None:
-    figures = parse_page(PAGE.format(generated=40) + PAGE.format(generated=2))
-    assert figures == {
-        "generation_tokens": 42.0,
-        "num_preemptions": 6.0,
-        "prefix_cache_queries": 200.0,
-        "prefix_cache_hits": 50.0,
-    }
+    two = PAGE.format(running=1, generated=40, kv=0.5) + PAGE.format(running=2, generated=2, kv=0.25)
+    figures = parse_page(two)
+    assert figures["num_requests_running"] == 3.0
+    assert figures["num_requests_waiting"] == 4.0  # and not 22: by reason is another figure
+    assert figures["kv_cache_usage_perc"] == 0.5
+    assert figures["generation_tokens"] == 42.0
+    assert figures["prefix_cache_queries"] == 200.0
     watch = EngineWatch()
     watch._count({**figures, "generation_tokens": 100.0}, figures)
     watch._seconds = 2.0
@@ -344,7 +358,7 @@ def test_the_file_holds_every_stored_tensor_once_in_the_engines_precision(
 ) -> None:
     shapes = checkpoint_shapes(checkpoint)
     assert shape_mismatches(shapes, model.state_dict()) == []
-    write_weights(model.state_dict(), tmp_path / "w.safetensors", shapes=shapes, dtype=torch.bfloat16)
+    write_weights(Converted(model.state_dict(), shapes=shapes, dtype=torch.bfloat16), tmp_path / "w.safetensors")
     written = load_file(tmp_path / "w.safetensors")
     for path in (tmp_path, tmp_path / "w.safetensors"):
         assert {name: tensor.sum().item() for name, tensor in stored_tensors(path)} == {
@@ -360,7 +374,7 @@ def test_the_tensors_begin_at_a_multiple_of_8_bytes_as_the_format_has_it(length:
     state = {"n" * length: torch.tensor(2.5), "empty": torch.zeros(0, 3)}
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     path = tmp_path / "w.safetensors"
-    write_weights(state, path, shapes=shapes, dtype=torch.float16)
+    write_weights(Converted(state, shapes=shapes, dtype=torch.float16), path)
     assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0
     read = load_file(path)
     assert {name: tensor.tolist() for name, tensor in read.items()} == {"n" * length: 2.5, "empty": []}

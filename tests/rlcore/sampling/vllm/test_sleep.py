@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from rlcore.config import LoraConfig
+from rlcore.config import EngineConfig, LoraConfig
 from rlcore.errors import SamplingError
 from rlcore.models.lora import AdaptedModel, MergedState, add_lora
 from rlcore.sampling.base import Sampler, SamplingParams, sleep_engine
@@ -28,7 +28,6 @@ from rlcore.sampling.vllm.server_sync import publish
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, discard, pack
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
-from tests.rlcore.sampling.vllm.specs import make_spec
 from tests.waiting import until_ended
 
 PARAMS = SamplingParams(temperature=0.8, max_new_tokens=2, num_samples=1)
@@ -51,7 +50,15 @@ def spec(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
     for name in ("stand-in", "weights"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("STAND_IN", str(tmp_path / "stand-in"))
-    return make_spec(checkpoint, tmp_path / "weights", str(python), sleeps=True)
+    return ServerSpec(
+        model=checkpoint,
+        weight_dir=tmp_path / "weights",
+        config=EngineConfig(kind="vllm", python=str(python)),
+        dtype="float32",
+        max_model_len=128,
+        max_concurrent=1,
+        sleeps=True,
+    )
 
 
 @pytest.fixture
@@ -215,7 +222,15 @@ def policy(model: PreTrainedModel) -> AdaptedModel:
 
 @pytest.fixture
 def spec_of_adapters(checkpoint: Path, tmp_path: Path) -> ServerSpec:
-    return make_spec(checkpoint, tmp_path, lora_rank=4)
+    return ServerSpec(
+        model=checkpoint,
+        weight_dir=tmp_path,
+        config=EngineConfig(kind="vllm"),
+        dtype="float32",
+        max_model_len=128,
+        max_concurrent=1,
+        lora_rank=4,
+    )
 
 
 def test_a_server_with_room_for_an_adapter_is_sent_nothing_else(
@@ -240,7 +255,7 @@ def test_a_server_without_is_sent_the_merged_weights(policy: AdaptedModel, spec_
     shapes = checkpoint_shapes(spec_of_adapters.model)
     weights = pack(MergedState(policy), spec_of_adapters.weight_dir / "0", spec=plain, shapes=shapes)
     assert not weights.is_adapter
-    stored, merged = load_file(weights.path), MergedState(policy)
+    stored, merged = dict(weights.tensors()), MergedState(policy)
     assert stored.keys() == shapes.keys()
     assert all(torch.equal(stored[name], merged[name]) for name in shapes)
     discard(weights.path)
@@ -267,7 +282,7 @@ def test_an_adapter_takes_the_place_of_the_one_before_while_the_engine_is_paused
             return {"success": True}
 
     group = ControlGroup([Quiet(ADDRESS, log_tail=str)])
-    publish(group, Weights(path=tmp_path, is_adapter=True), 3, num_tensors=20)
+    publish(group, Weights(path=tmp_path, is_adapter=True), 3, lambda weights: pytest.fail("no whole weights are sent"))
     adapter = {"lora_name": "policy", "lora_path": str(tmp_path), "load_inplace": True}
     assert asked == [
         ("/pause", {}),

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from rlcore.config import LoraConfig
+from rlcore.config import EngineConfig, LoraConfig
 from rlcore.models.lora import MergedState, add_lora
 from rlcore.sampling.vllm.client import Address
-from rlcore.sampling.vllm.process import ServerProcess, command
+from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, command
 from rlcore.sampling.vllm.weights import adapter_checksums, differing_parts
 from rlcore.sampling.vllm.worker.checksums import (
     NUM_COLUMNS,
@@ -30,7 +30,6 @@ from rlcore.sampling.vllm.worker.checksums import (
 )
 from rlcore.sampling.vllm.worker.gate import TOKEN, Gate
 from tests import strategies
-from tests.rlcore.sampling.vllm.specs import make_spec
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -257,13 +256,35 @@ def test_without_a_token_no_server_starts(monkeypatch: pytest.MonkeyPatch) -> No
         answered("http")
 
 
-# vLLM's way to find the class.
+# vLLM's modules, as far as the worker reads them when it is imported, and vLLM's way to find the class.
+VLLM = """
+class WeightTransferEngine: ...
+class WeightTransferEngineFactory:
+    names = []
+    register_engine = classmethod(lambda cls, name, engine: cls.names.append(name))
+"""
+
+BASE = "class WeightTransferInitInfo: ...\nclass WeightTransferUpdateInfo: ..."
+
 FIND = """
 import importlib, sys
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 module, _, name = sys.argv[1].rpartition(".")
 found = getattr(importlib.import_module(module), name)
-print(found.__name__, "with" if "rlcore" in sys.modules else "without", "rlcore")
+print(found.__name__, *WeightTransferEngineFactory.names, "with" if "rlcore" in sys.modules else "without", "rlcore")
 """
+
+
+@pytest.fixture
+def vllm(tmp_path: Path) -> Path:
+    """A folder with those modules."""
+    package = tmp_path / "site" / "vllm" / "distributed" / "weight_transfer"
+    package.mkdir(parents=True)
+    for folder in (package.parent.parent, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "__init__.py").write_text(VLLM, encoding="utf-8")
+    (package / "base.py").write_text(BASE, encoding="utf-8")
+    return tmp_path / "site"
 
 
 def found(name: str, cwd: Path, *folders: Path) -> str:
@@ -277,12 +298,19 @@ def found(name: str, cwd: Path, *folders: Path) -> str:
 
 
 def test_a_servers_folder_holds_the_worker_that_its_command_names_and_rlcore_is_not_needed(
-    checkpoint: Path, tmp_path: Path
+    checkpoint: Path, vllm: Path, tmp_path: Path
 ) -> None:
-    spec = make_spec(checkpoint, tmp_path, "true")
+    spec = ServerSpec(
+        model=checkpoint,
+        weight_dir=tmp_path,
+        config=EngineConfig(kind="vllm", python="true"),
+        dtype="float32",
+        max_model_len=128,
+        max_concurrent=1,
+    )
     line = command(spec, "python", Address("127.0.0.1", 1))
     server = ServerProcess(spec)
     name = line[line.index("--worker-extension-cls") + 1]
-    said = found(name, tmp_path, server.folder)
+    said = found(name, tmp_path, server.folder, vllm)
     server.stop()
-    assert said == "WeightReceiver without rlcore"
+    assert said == "WeightReceiver shared_memory gloo without rlcore"
