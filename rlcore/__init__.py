@@ -93,55 +93,30 @@ if TYPE_CHECKING:
 
 _HOMES: Mapping[str, str] = MappingProxyType(
     {
-        "CheckpointConfig": "rlcore.config",
-        "CriticConfig": "rlcore.config",
-        "HealthConfig": "rlcore.config",
-        "KlConfig": "rlcore.config",
-        "LimitConfig": "rlcore.config",
-        "ModelConfig": "rlcore.config",
-        "ObjectiveConfig": "rlcore.config",
-        "OptimConfig": "rlcore.config",
-        "RewardTerm": "rlcore.config",
-        "RlConfig": "rlcore.config",
-        "SamplingConfig": "rlcore.config",
-        "ShapeConfig": "rlcore.config",
-        "UpdateConfig": "rlcore.config",
-        "RlcoreError": "rlcore.errors",
-        "HeldOut": "rlcore.loop",
-        "LogRecorder": "rlcore.loop",
-        "TrainResult": "rlcore.loop",
-        "Components": "rlcore.loop",
-        "Recorder": "rlcore.loop",
-        "Run": "rlcore.loop",
-        "HealthStop": "rlcore.loop",
-        "finish": "rlcore.loop",
-        "iterate": "rlcore.loop",
-        "open_run": "rlcore.loop",
-        "train": "rlcore.loop",
-        "CurveRecorder": "rlcore.loop.curves",
-        "TensorBoard": "rlcore.loop.curves",
-        "Trackio": "rlcore.loop.curves",
-        "Wandb": "rlcore.loop.curves",
-        "chat_prompts": "rlcore.loop.native",
-        "native_components": "rlcore.loop.native",
-        "import_model": "rlcore.models.importing",
-        "load_policy": "rlcore.models.loading",
-        "save_model": "rlcore.models.loading",
-        "RewardResources": "rlcore.rewards.table",
-        "build_rewards": "rlcore.rewards.table",
-        "function_reward": "rlcore.rewards.user_function",
-        "Sampler": "rlcore.sampling.base",
-        "SamplingParams": "rlcore.sampling.base",
-        "NativeSampler": "rlcore.sampling.native",
-        "ScriptedSampler": "rlcore.sampling.scripted",
-        "ChatTokenizer": "rlcore.text.tokenization",
-        "Learner": "rlcore.training.learner",
-        "FailedRollout": "rlcore.types",
-        "Message": "rlcore.types",
-        "Prompt": "rlcore.types",
-        "Rollout": "rlcore.types",
-        "Score": "rlcore.types",
-        "ScoredRollout": "rlcore.types",
+        name: module
+        for module, names in {
+            "rlcore.config": (
+                "CheckpointConfig CriticConfig HealthConfig KlConfig LimitConfig ModelConfig "
+                "ObjectiveConfig OptimConfig RewardTerm RlConfig SamplingConfig ShapeConfig UpdateConfig"
+            ),
+            "rlcore.errors": "RlcoreError",
+            "rlcore.loop": (
+                "Components HealthStop HeldOut LogRecorder Recorder Run TrainResult finish iterate open_run train"
+            ),
+            "rlcore.loop.curves": "CurveRecorder TensorBoard Trackio Wandb",
+            "rlcore.loop.native": "chat_prompts native_components",
+            "rlcore.models.importing": "import_model",
+            "rlcore.models.loading": "load_policy save_model",
+            "rlcore.rewards.table": "RewardResources build_rewards",
+            "rlcore.rewards.user_function": "function_reward",
+            "rlcore.sampling.base": "Sampler SamplingParams",
+            "rlcore.sampling.native": "NativeSampler",
+            "rlcore.sampling.scripted": "ScriptedSampler",
+            "rlcore.text.tokenization": "ChatTokenizer",
+            "rlcore.training.learner": "Learner",
+            "rlcore.types": "FailedRollout Message Prompt Rollout Score ScoredRollout",
+        }.items()
+        for name in names.split()
     }
 )
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - one list, which tests/rlcore/test_public.py holds

@@ -1,23 +1,4 @@
-"""Exception tree. Every error that a user can cause states what happened, where, and how to fix it.
-
-RlcoreError
-├── ConfigError         a preset or an override is wrong (raised before any work)
-├── DataError           a row, a file or a dataset violates its contract
-├── StorageError        disk full, no permission, or a damaged artifact
-├── ModelError          a model, a tokenizer or a chat template cannot be loaded or used
-├── CheckpointError     no intact checkpoint, or one of another run
-├── SamplingError       the rollout engine failed
-│   └── StaleSamplerError   the engine serves other weights than the learner's
-├── RewardError         the grader (not the answer) failed too often
-│   └── CallTimeoutError    user code timed out
-├── SandboxError        untrusted programs cannot be isolated on this machine
-├── PromotionError      the registry's aliases do not allow a change of champion
-├── ServiceError        a required server does not start, or does not answer
-├── CanaryError         a run-time check found a silent error
-└── TrainingError       the update cannot continue
-    ├── NonFiniteError      NaN or infinity in a loss, gradient, reward or log-ratio
-    └── LearnerLostError    a learner process died or timed out; the newest checkpoint has its state
-"""
+"""Exceptions. Every error that a user can cause states what happened, where, and how to fix it."""
 
 from __future__ import annotations
 
@@ -25,10 +6,8 @@ from __future__ import annotations
 class RlcoreError(Exception):
     """Base of all errors raised on purpose.
 
-    Args:
-        what: One sentence with the problem and the offending value.
-        where: File, row, field or configuration path, or "".
-        fix: Action of the user; "" if ``what`` implies it.
+    ``what``: the problem and the offending value. ``where``: file, row, field or configuration path. ``fix``: action of
+    the user, unless ``what`` implies it.
     """
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:

@@ -90,7 +90,6 @@ def render() -> str:
 
 
 def _rule(rule: HealthRule) -> str:
-    """Return a health rule with its default limits as a row."""
     limit = LIMITS[rule.name]
     sign = ">" if limit.is_upper else "<"
     limits = (f"{sign} {limit.warn:g}", f"{sign} {limit.stop:g}", f"{limit.patience}")

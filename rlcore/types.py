@@ -8,8 +8,7 @@ Per-token fields of a completion have one entry per completion token, aligned wi
     sampler_logprobs  [-0.1, -1.2, -0.01]     natural logarithm, of the tempered distribution
     loss_mask         [True, True, True ]     False on tool output
 
-A completion with a tool call has two turns, each with its EOS. Between them is the tool output, rendered by the chat
-template, which the policy reads and is not trained on:
+A completion with a tool call has two turns, each with its EOS; the tool output between them is not trained on:
 
     turn, EOS, output, turn, EOS    [ 5,    2,    |  8,     6     |  9,     2  ]
     loss_mask                       [True, True,  |  False, False |  True, True]
@@ -43,9 +42,6 @@ class Message:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
     """A prompt as text and as tokens.
-
-    ``Prompt(prompt_id="add-17", messages=(Message(role="user", content="3 + 4 = ?"),), token_ids=(1, 8, 9),
-    reference="7", task="arithmetic")``
 
     Attributes:
         reference: Reference answer, or JSON for a verifier of its task; "" if no reward needs it.
@@ -82,8 +78,6 @@ class Prompt:
 class ToolCall:
     """A turn that ended in a tool call, and the tool's output.
 
-    ``ToolCall(text="<tool:calculator>3+4</tool>", tool="calculator", output="7", is_error=False)``
-
     Attributes:
         text: The whole turn.
         tool: Name of the tool; "" for a malformed call.
@@ -103,16 +97,15 @@ class Rollout:
 
     Attributes:
         finish_reason: ``"length"`` if a limit on tokens or turns truncated it.
-        text: Decoded last turn without special tokens, for verifiers and humans; never tokenized again.
+        text: Decoded last turn without special tokens; never tokenized again.
         tool_calls: Earlier turns: each ended in a call, or was followed by a message of an agent.
         environment_reward: Reward of the episode's environment, or None.
-        branches: Other samples of the same episode: an agent that rewrites its history, or keeps several, leaves
-            tokens that no single sequence holds. Each has a prompt, tokens and mask of its own, and no branches. They
-            share the score of the episode, whose last answer this rollout holds. A token that the policy sampled is
-            True in the mask of exactly one sample.
+        branches: Other samples of the same episode, whose tokens no single sequence holds: an agent may rewrite its
+            history. They share the score of the episode, whose last answer this rollout holds. A token that the policy
+            sampled is True in the mask of exactly one sample.
         fork: On a branch, the reason why it is a sample of its own; else "".
-        num_sampled: Tokens that the engine sampled for an agent's episode, as counted where it was asked; else None.
-        replica: Number of the engine that sampled its first turn. Draws do not depend on it, and equality ignores it.
+        num_sampled: Tokens that the engine sampled for an agent's episode; else None.
+        replica: Number of the engine that sampled its first turn; equality ignores it.
     """
 
     prompt: Prompt
@@ -175,8 +168,8 @@ class Score:
     """A grader's result for one rollout.
 
     Attributes:
-        value: Total reward, or None if the *grader* failed. Such a rollout leaves the group's baseline and has
-            advantage 0. A wrong or unparsable *answer* has a value.
+        value: Total reward, or None if the *grader* failed: the rollout leaves the group's baseline and has advantage
+            0. A wrong or unparsable *answer* has a value.
         terms: Reward terms before weighting, by name.
         error: Reason of a failure.
         turn_rewards: Part of ``value`` for the end of each turn; the rest is for the last token. Only per-token
@@ -211,10 +204,9 @@ class ScoredRollout:
 class TrainingSample:
     """One sample ready for the update; tensors are 1-D, one entry per completion token, on the CPU.
 
-    ``advantages``, ``old_logprobs``, ``sampler_logprobs``, ``ref_logprobs``, ``values``, ``returns``: float32 [T].
-    Tensors of a disabled loss term (no reference policy at beta = 0, no critic) are zeros and are not read.
+    Tensors are float32 [T]; those of a disabled loss term (no reference policy, no critic) are zeros and are not read.
     ``episode``, ``group``: number of its episode and of its group within the iteration. The samples of an episode share
-    one advantage and one weight. ``replica``: the rollout's.
+    one advantage and one weight.
     """
 
     episode: int

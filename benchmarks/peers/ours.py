@@ -21,9 +21,9 @@ from rlcore.hardware.precision import set_compute_dtype
 from rlcore.loop import iteration
 from rlcore.loop.native import chat_prompts
 from rlcore.loop.recorder import LogRecorder
-from rlcore.models.batching import choose_kernels
-from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
+from rlcore.models.architectures import choose_kernels
 from rlcore.models.heads import ScalarHeadModel
+from rlcore.models.runtime import enable_gradient_checkpointing
 from rlcore.rewards.user_function import function_reward
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.decoding import Decoded, decode, sample_tokens

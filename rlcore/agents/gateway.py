@@ -30,9 +30,8 @@ from rlcore.agents.turns import ReplyReader
 from rlcore.environments.call_formats import format_of
 from rlcore.errors import SamplingError, shown
 from rlcore.openai_api import guard
-from rlcore.openai_api.errors import ApiError
 from rlcore.openai_api.replies import model_card
-from rlcore.openai_api.requests import read_json
+from rlcore.openai_api.requests import ApiError, read_json
 from rlcore.openai_api.server import ServerThread
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.text.tokenization import ChatTokenizer

@@ -25,8 +25,8 @@ from rlcore.agents.requests import Turn
 from rlcore.environments.call_formats import CallFormat, format_of
 from rlcore.environments.tool_output_template import writes_tools
 from rlcore.errors import ModelError, shown
-from rlcore.openai_api.errors import ApiError
 from rlcore.openai_api.replies import FunctionCall
+from rlcore.openai_api.requests import ApiError
 from rlcore.text.chat_template import render_turns
 from rlcore.text.text_parts import Ids, Part
 from rlcore.text.tokenization import ChatTokenizer

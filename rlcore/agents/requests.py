@@ -12,8 +12,8 @@ from rlcore.environments.base import json_value
 from rlcore.environments.call_arguments import declaration_errors
 from rlcore.errors import shown
 from rlcore.openai_api import requests as wire
-from rlcore.openai_api.errors import ApiError
 from rlcore.openai_api.replies import FunctionCall
+from rlcore.openai_api.requests import ApiError
 from rlcore.types import Role
 
 Kind = Literal["chat", "responses"]

@@ -11,11 +11,11 @@ from uuid import uuid4
 
 from rlcore.agents.requests import OFFER, Request, Turn, declared_tools, function_call, may_call
 from rlcore.errors import shown
-from rlcore.openai_api.errors import ApiError
 from rlcore.openai_api.replies import Piece, event, logprob_entries
 from rlcore.openai_api.requests import (
     MAX_TOKENS,
     SPOKEN,
+    ApiError,
     Fields,
     Json,
     Options,

@@ -21,9 +21,8 @@ from rlcore.agents.requests import Request, Turn
 from rlcore.agents.responses import Stored, response_events, responses_body
 from rlcore.agents.turns import ReplyReader, as_seen
 from rlcore.errors import shown
-from rlcore.openai_api.errors import ApiError
 from rlcore.openai_api.replies import Piece, Reply, TokenLogprob
-from rlcore.openai_api.requests import Json
+from rlcore.openai_api.requests import ApiError, Json
 from rlcore.seeding import derive_seed
 from rlcore.text.text_parts import Ids
 from rlcore.types import FailedRollout, FinishReason, Prompt, Rollout

@@ -14,9 +14,8 @@ from rlcore.agents.requests import OFFER, Turn, function_call
 from rlcore.environments.base import ParsedCall
 from rlcore.environments.call_arguments import arguments_of
 from rlcore.environments.call_formats import CallFormat, split_thought
-from rlcore.openai_api.errors import ApiError
 from rlcore.openai_api.replies import FunctionCall
-from rlcore.openai_api.requests import Fields
+from rlcore.openai_api.requests import ApiError, Fields
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Rollout
 

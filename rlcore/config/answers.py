@@ -36,8 +36,6 @@ class RejectionConfig(AnswersConfig):
     prefer: Literal["first", "shortest"] = "first"  # order of equally good completions of a prompt
     keep_per_prompt: PositiveInt = 1  # most completions kept of a prompt
     keep_per_task: NonNegativeInt = 0  # limits easy tasks, so that other tasks keep their weight; 0: no limit
-    # largest Jaccard index of three-word sequences with a kept completion; 1: drop only those equal up to white space
-    max_similarity: Fraction = 1.0
     num_eval: PositiveInt = 32  # demonstrations held out for the loss curve of the SFT that follows
 
 

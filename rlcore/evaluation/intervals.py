@@ -30,9 +30,9 @@ class Interval:
 def accuracy(values: ArrayLike, *, clusters: ArrayLike | None = None, confidence: float = 0.95) -> Interval:
     """Return the fraction of right answers with its Wilson score interval (Wilson 1927).
 
-    ``values`` [N] are 1 for right, 0 for wrong, 0.5 for a tie; with ties the interval is slightly too wide, never too
-    narrow. ``accuracy([1] * 8 + [0] * 2)`` is 0.8 [0.490, 0.943]. ``clusters`` [N]: equal numbers for correlated
-    values, such as those of one prompt; the interval then uses :func:`effective_sample_size`.
+    ``values`` [N] are 1 for right, 0 for wrong, 0.5 for a tie, which makes the interval slightly too wide. ``clusters``
+    [N]: equal numbers for correlated values, such as those of one prompt; the interval then uses
+    :func:`effective_sample_size`.
 
     Raises:
         DataError: No values, a value outside 0..1, or another number of clusters.
@@ -52,10 +52,9 @@ def accuracy(values: ArrayLike, *, clusters: ArrayLike | None = None, confidence
 def effective_sample_size(values: ArrayLike, clusters: ArrayLike) -> float:
     """Return the number of independent values with the same information on the mean as N values in clusters.
 
-    N over the design effect (Kish 1965), the variance of the mean with whole clusters drawn over that with single
-    values drawn: ``C / (C - 1) · Σ_c (Σ_{i in c} (y_i - ȳ))² / Σ_i (y_i - ȳ)²``. It is at least 1 and at most ``Σ_c
-    m_c² / N``, that of clusters of equal values (m_c: size of cluster c). If no value differs, it is the maximum,
-    because the correlation is unknown.
+    N over the design effect (Kish 1965), ``C / (C - 1) · Σ_c (Σ_{i in c} (y_i - ȳ))² / Σ_i (y_i - ȳ)²``. The effect is
+    at least 1 and at most ``Σ_c m_c² / N``, that of clusters of equal values (m_c: size of cluster c). If no value
+    differs, it is that maximum, because the correlation is unknown.
 
     Raises:
         DataError: The numbers of clusters and values differ.

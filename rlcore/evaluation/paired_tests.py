@@ -101,9 +101,8 @@ def noninferiority_p(won: int, lost: int, n: int, margin: float) -> float:
 def chance_of_score(observed: float, n: int, margin: float) -> float:
     """Return the probability of a score statistic of ``observed`` or more from ``n`` problems at a loss ``margin`` < 1.
 
-    It is the maximum over all probabilities q of "only the old one" (unconditional exact test; Lloyd & Moldovan 2008):
-    on a grid of 6 √n even steps of arcsin √, 64 at least, then twice between the neighbours of the best. A grid ten
-    times as fine finds no maximum that is larger by 1e-5.
+    It is the maximum over all probabilities q of "only the old one" (unconditional exact test; Lloyd & Moldovan 2008),
+    on a grid of even steps of arcsin √. A grid ten times as fine finds no maximum that is larger by 1e-5.
     """
     needed = _needed(observed, n, margin)
     size = max(_MIN_GRID, math.ceil(_GRID_PER_ROOT * math.sqrt(n)))
@@ -188,7 +187,6 @@ def _tail(needed: NDArray[np.int64], n: int, q: float, margin: float) -> float:
 
 @lru_cache(maxsize=64)
 def _log_factorials(n: int) -> Floats:
-    """Return the logarithms of 0! to n!."""
     found: Floats = gammaln(np.arange(n + 1) + 1.0)
     return found
 

@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlcore.config.answers import JudgeBounds
 from rlcore.errors import DataError
-from rlcore.evaluation.conditions import Check, check_max, check_min
 from rlcore.evaluation.intervals import Interval, accuracy, cluster_bootstrap, mean_fraction
+from rlcore.evaluation.promotion import Check, check_max, check_min
 
 Floats = NDArray[np.float64]
 _PRIOR = 1e-2  # of φ: a normal prior with a standard deviation of 10 log-odds keeps the slope finite
@@ -137,11 +137,10 @@ def length_controlled(
 
         logit E[y_i] = θ + φ tanh(Δ_i / s),   Δ_i = length - other length,   s = the standard deviation of Δ
 
-    It is σ(θ). This is the regression of AlpacaEval 2 (Dubois et al. 2024, arXiv 2404.04475, eq. 2) without its term
-    for the difficulty of each instruction, which needs results of many models. y may be a fraction (Papke & Wooldridge
-    1996). φ has a wide normal prior, and two added prompts of equal lengths, one won and one lost, keep θ finite. The
-    interval uses the sandwich estimate for θ. If one model's answers are always longer, the result is an extrapolation
-    with a wide interval.
+    It is σ(θ): AlpacaEval 2 (Dubois et al. 2024, arXiv 2404.04475, eq. 2) without the difficulty of each instruction.
+    y may be a fraction (Papke & Wooldridge 1996). φ has a wide normal prior, and two added prompts of equal lengths,
+    one won and one lost, keep θ finite. The interval uses the sandwich estimate for θ. If one model's answers are
+    always longer, it is wide.
 
     Raises:
         DataError: The numbers of lengths and preferences differ, or there are none.
@@ -169,12 +168,8 @@ def audit_judge(
 ) -> JudgeAudit:
     """Audit a judge on held-out human pairs, with the human-preferred answer as the first model's.
 
-    ``prompts`` [N]: prompt number of each pair, because pairs of one prompt are correlated. The length bias covers
-    pairs of unequal lengths:
-
-        mean(judge prefers the longer) - mean(humans prefer the longer)
-
-    ``beyond_length`` covers all pairs and compares with the rule "longer is better", where equal lengths count half.
+    ``prompts`` [N]: prompt number of each pair, because pairs of one prompt are correlated. The length bias, over pairs
+    of unequal lengths, is ``mean(judge prefers the longer) - mean(humans prefer the longer)``.
 
     Raises:
         DataError: No pair has a result.
@@ -207,7 +202,6 @@ def audit_judge(
 
 
 def _unbiased(bias: Interval, limit: float) -> Check:
-    """Check that a judge does not prefer longer answers more than humans do; fails if no pair has unequal lengths."""
     name = "preference for the longer answer beyond that of humans"
     if bias.n or limit >= 1.0:
         return check_max(name, bias.mean, limit)
@@ -222,7 +216,6 @@ def _differ(results: PairResults) -> NDArray[np.bool_]:
 
 
 def _first(results: PairResults) -> float:
-    """Return the win rate of the first position, a tie counting half."""
     return float((results.forward + 1.0 - results.backward).mean() / 2.0)
 
 
@@ -260,3 +253,45 @@ def _fit(features: Floats, outcomes: Floats) -> tuple[Floats, Floats]:
 def _sigmoid(values: Floats) -> Floats:
     found: Floats = 1.0 / (1.0 + np.exp(-np.clip(values, -500.0, 500.0)))
     return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dependence:
+    """Agreement of a judge with a reward model of the policy, on held-out human pairs.
+
+    Attributes:
+        agreement: Fraction of pairs on which both prefer the same answer, a tie counting half.
+        excess: 1 - disagreement / that of independent errors: 0 for independent errors, 1 for equal models.
+    """
+
+    agreement: Interval
+    excess: Interval
+
+
+def dependence(
+    judge: PairResults, reward: PairResults, prompts: NDArray[np.int64], *, seed: int, confidence: float = 0.95
+) -> Dependence:
+    """Measure how far a judge and a reward model are right on the same human pairs.
+
+    With accuracies a and b, independent errors make them disagree on a (1 - b) + b (1 - a) of the pairs. If neither
+    errs, that is 0, and so is the excess: these pairs show no dependence.
+
+    Raises:
+        DataError: No pair has a result of both.
+    """
+    own, other = judge.preferences, reward.preferences
+    known = np.isfinite(own + other)
+    own, other = own[known], other[known]
+    if not len(own):
+        raise DataError("no human pair has a result of both judge and reward model", fix="read the errors of the judge")
+
+    def excess(rows: NDArray[np.int64]) -> float:
+        a, b = float(own[rows].mean()), float(other[rows].mean())
+        expected = a * (1.0 - b) + b * (1.0 - a)
+        return 1.0 - float(np.abs(own - other)[rows].mean()) / expected if expected else 0.0
+
+    agreement = accuracy(1.0 - np.abs(own - other), clusters=prompts[known], confidence=confidence)
+    return Dependence(
+        agreement=agreement,
+        excess=cluster_bootstrap(excess, prompts[known], seed=seed, confidence=confidence),
+    )

@@ -20,15 +20,10 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 
 
 def export_checkpoint(checkpoint: Path, folder: Path, *, dtype: ExportDtype = "keep", readme: str = "") -> None:
-    """Write weights, configuration, tokenizer, chat template and EOS ids of a checkpoint to ``folder``.
+    """Write weights, configuration, tokenizer, chat template and EOS ids of a policy to a new ``folder``.
 
-    A checkpoint that was trained with an adapter holds merged weights; the adapter is not exported.
-
-    Args:
-        checkpoint: Folder of a policy.
-        folder: Folder to create.
-        dtype: Precision of the weights, ``keep`` for that of the checkpoint.
-        readme: Text of the model card.
+    A checkpoint that was trained with an adapter holds merged weights; the adapter is not exported. ``readme``: text of
+    the model card.
 
     Raises:
         ModelError: The checkpoint is not a language model, or a weight overflows in ``dtype``.

@@ -17,7 +17,7 @@ from rlcore.hardware.out_of_memory import oom_retry
 from rlcore.hardware.precision import at_least_float32, no_autocast
 from rlcore.hardware.ranks import gather_full
 from rlcore.hardware.sharded import device_of, ranks_of, run_forward
-from rlcore.models.batching import pack_for
+from rlcore.models.architectures import pack_for
 from rlcore.models.policy import completion_states, hidden_states, scatter_tokens, state_scores
 from rlcore.models.saving import save_tensors
 from rlcore.text.packing import PackedBatch, TokenSequence

@@ -6,31 +6,32 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from rlcore.config import ModelConfig
-from rlcore.config.data import tried
+from rlcore.config.data import ModelConfig, tried
 from rlcore.errors import ModelError
 from rlcore.extras import install_command
 from rlcore.models.architectures import max_positions
-from rlcore.models.import_tokenizer import configure_tokenizer, load_tokenizer, write_tokenizer
 from rlcore.models.loading import from_pretrained, load_policy, no_progress_bars
 from rlcore.models.logprob_check import check_model
-from rlcore.models.model_validation import read_config, require_rows, validate_model_dir
+from rlcore.models.model_validation import read_config, require_rows, require_template_ends, validate_model_dir
 from rlcore.models.saving import atomic_folder, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
 from rlcore.models.source_files import find_package_file
-from rlcore.text.template_date import recorded_date
+from rlcore.text.template_date import record_date, recorded_date, writes_date
+from rlcore.text.text_parts import control_tokens_of
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.text.tokenizer_files import require_vocabulary
+from rlcore.text.tokenizer_files import read_eos_ids, require_vocabulary
 
 CARD = "model_card.json"
+_SHOWN = 12
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -144,11 +145,6 @@ def _write(model: PreTrainedModel, backend: PreTrainedTokenizerBase, folder: Pat
 
 @torch.no_grad()
 def _verify(folder: Path, model: PreTrainedModel, tokenizer: ChatTokenizer) -> None:
-    """Check that the folder has the same weights, and that the model computes the library's log-probabilities.
-
-    Raises:
-        ModelError: A check failed.
-    """
     copy = load_policy(folder, device=torch.device("cpu"), dtype=model.dtype)
     rows = model.get_input_embeddings().weight.shape[0]
     require_rows(tokenizer, rows, where=str(folder))
@@ -234,3 +230,108 @@ def _plain_copy(packed: PreTrainedModel) -> PreTrainedModel:
         plain = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     plain.load_state_dict(packed.state_dict())
     return plain.to(torch.bfloat16)
+
+
+def configure_tokenizer(backend: PreTrainedTokenizerBase, config: ModelConfig) -> None:
+    """Give a loaded tokenizer the template, its defaults and its date that a preset sets.
+
+    Raises:
+        ModelError: A template that does not end, is missing, or does not use what is set.
+    """
+    if config.chat_template:
+        backend.chat_template = read_template(Path(config.chat_template))
+    elif isinstance(backend.chat_template, dict):  # named templates: use the default one
+        backend.chat_template = backend.get_chat_template()
+    if config.chat_template_kwargs:
+        backend.chat_template = set_template_defaults(backend.chat_template or "", config.chat_template_kwargs)
+    if config.source != "scratch":
+        require_template_ends(backend)
+    pin_date(backend, config.template_date)
+
+
+def write_tokenizer(backend: PreTrainedTokenizerBase, folder: Path, *, extra_eos: Sequence[str]) -> None:
+    """Write the tokenizer and all EOS ids next to a model's configuration.
+
+    Raises:
+        ModelError: No EOS token, or an ordinary token in its place.
+    """
+    backend.save_pretrained(folder)
+    extra = [control_token(backend, text) for text in extra_eos]
+    eos_ids = list(dict.fromkeys([*extra, *read_eos_ids(folder, backend, optional=bool(extra))]))
+    ids = {"eos_token_id": eos_ids, "pad_token_id": backend.pad_token_id}
+    GenerationConfig(**ids, bos_token_id=backend.bos_token_id).save_pretrained(folder)
+
+
+def set_template_defaults(template: str, arguments: Mapping[str, str | int | float | bool]) -> str:
+    """Return a chat template with other defaults of its variables; renderers may still override them.
+
+    Raises:
+        ModelError: The template does not use one of the variables.
+    """
+    lines = []
+    for name, value in arguments.items():
+        if not re.search(rf"\b{name}\b", template):
+            raise ModelError(
+                f"the chat template does not use {name!r}",
+                where=f"model.chat_template_kwargs.{name}",
+                fix="use a variable of the model's chat template",
+            )
+        literal = str(value).lower() if isinstance(value, bool) else ascii(value)
+        lines.append(f"{{%- if {name} is not defined %}}{{%- set {name} = {literal} %}}{{%- endif -%}}\n")
+    return "".join(lines) + template
+
+
+def pin_date(backend: PreTrainedTokenizerBase, day: str) -> None:
+    """Record the date of a template that writes one: ``day``, else the recorded date, else today.
+
+    Raises:
+        ModelError: ``day`` is set, but the template writes no date.
+    """
+    if writes_date(str(backend.chat_template)):
+        record_date(backend, date.fromisoformat(day) if day else recorded_date(backend) or date.today())
+    elif day:
+        raise ModelError("the chat template writes no date", where="model.template_date", fix="remove the key")
+
+
+def read_template(path: Path) -> str:
+    """Read the file of a chat template.
+
+    Raises:
+        ModelError: The file cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"the chat template cannot be read: {error}", where=tried(str(path))) from error
+
+
+def load_tokenizer(folder: Path) -> ChatTokenizer:
+    """Load the tokenizer of an external checkpoint.
+
+    Raises:
+        ModelError: The tokenizer or its chat template raised any exception.
+    """
+    try:
+        return ChatTokenizer.load(folder)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"the model's tokenizer cannot be used: {type(error).__name__}: {error}") from error
+
+
+def control_token(backend: PreTrainedTokenizerBase, text: str) -> int:
+    """Return the id of a text that is a single control token, which user text cannot contain.
+
+    Raises:
+        ModelError: The text is an ordinary token, or several tokens.
+    """
+    known = control_tokens_of(backend)
+    if text in known:
+        return known[text]
+    ids = backend(text, add_special_tokens=False).input_ids
+    what = "an ordinary token, which any text may contain" if len(ids) == 1 else f"{len(ids)} tokens of this tokenizer"
+    raise ModelError(
+        f"{text!r} cannot end a completion: it is {what}",
+        where="model.extra_eos",
+        fix=f"use control tokens; the tokenizer has {', '.join(sorted(known)[:_SHOWN]) or 'none'}",
+    )

@@ -113,7 +113,6 @@ def _have_equal_values(model: Path, start: Path) -> bool:
 
 
 def _tensors(folder: Path, stack: ExitStack) -> dict[str, Callable[[], Tensor]]:
-    """Return a reader of each tensor of a checkpoint."""
     files = [stack.enter_context(safe_open(path, framework="pt")) for path in sorted(folder.glob("*.safetensors"))]
     return {name: partial(file.get_tensor, name) for file in files for name in file.keys()}  # noqa: SIM118 - no mapping
 

@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from rlcore.errors import ModelError
-from rlcore.models.batching import choose_kernels
+from rlcore.models.architectures import choose_kernels
+from rlcore.models.model_validation import refuse_unknown_weights
 from rlcore.models.saving import atomic_folder, cast_like
-from rlcore.models.stored_weights import refuse_unknown_weights
 
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -47,14 +47,10 @@ def save_model(
     like_start: bool = False,
     state: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write a trained model with the tokenizer and EOS ids of the checkpoint in ``tokenizer_folder``.
+    """Write a trained model to a new folder, with the tokenizer and EOS ids of its start, ``tokenizer_folder``.
 
-    Args:
-        model: Trained model.
-        tokenizer_folder: Checkpoint that the training started from.
-        folder: Folder to create.
-        like_start: Round weights to half precision if they are in half precision in ``tokenizer_folder``.
-        state: All weights, if ``model`` holds only shards of them.
+    ``like_start``: round weights to half precision if they are so in ``tokenizer_folder``. ``state``: all weights, if
+    ``model`` holds only shards of them.
 
     Raises:
         ModelError: ``tokenizer_folder`` is not a checkpoint.

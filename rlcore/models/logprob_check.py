@@ -28,14 +28,10 @@ _CALL_ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError
 
 @torch.no_grad()
 def check_model(model: PreTrainedModel, tokenizer: ChatTokenizer | None = None) -> None:
-    """Compare log-probabilities of ordinary text with those of plain forward passes.
+    """Compare log-probabilities of ordinary text with those of plain forward passes; the model is left as it was.
 
     Both are computed in float32 without autocast, so that rounding cannot hide an error. Half-precision weights are
-    widened while their layer computes; the memory cost is one layer, the embedding and the head.
-
-    Args:
-        model: Model as it will be trained. Its precision and attention are restored.
-        tokenizer: Tokenizer of a sample sentence. Without it, tokens are spread over the vocabulary.
+    widened while their layer computes. Without a ``tokenizer``, tokens are spread over the vocabulary.
 
     Raises:
         ModelError: The log-probabilities differ, or the model's code cannot be called.
@@ -65,7 +61,6 @@ _OTHER_MODEL = "use a model of docs/models.md"
 
 
 def _tokens(model: PreTrainedModel, tokenizer: ChatTokenizer | None) -> list[int]:
-    """Return sixteen ordinary tokens."""
     if tokenizer is not None:
         tokens = tokenizer.encode(TEXT)
         return [tokens[index % len(tokens)] for index in range(16)]
@@ -124,7 +119,6 @@ def _in_float32(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _leaf_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield each layer as a whole, and every other leaf module with weights."""
     for child in model.children():
         if isinstance(child, nn.ModuleList):
             yield from child

@@ -24,25 +24,31 @@ from rlcore.errors import ModelError
 from rlcore.extras import install_command
 from rlcore.hardware.precision import at_least_float32, product
 from rlcore.hardware.sharded import backbone
-from rlcore.models.adapter_targets import choose_targets, log_coverage
 from rlcore.models.saving import save_tensors, weights_digest
 from rlcore.seeding import generator
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+import logging
+from collections.abc import Collection
 
+from rlcore.hardware.precision import Linear
 
+logger = logging.getLogger(__name__)
+# peft treats these names as the projections of all experts of a mixture, which are one tensor in memory.
+_OF_EXPERTS = frozenset(("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"))
+_READ_DIRECTLY = frozenset(("out_proj", "dt_proj"))  # Mamba kernels read these weights directly
+_SMALL_FRACTION = 0.5
 FOLDER = "adapter"  # subfolder: next to config.json it would be applied again on loading
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # prefix of names in peft's files
 
 
 class AdaptedModel(nn.Module):
-    """Model ``base`` with the adapter ``name`` active, or with none if ``name`` is "".
+    """Model ``base`` with the adapter ``name`` active, or with none if ``name`` is ""; usable as policy or backbone.
 
-    Usable in place of a policy or a backbone. Its parameters are those of its adapter; the base is frozen, shared with
-    other adapted models, and not a submodule. Each call activates the adapter on the base. Passes of several models may
-    therefore alternate, and a backward pass may follow another model's forward pass.
+    Its parameters are those of its adapter; the base is frozen, shared, and not a submodule. Each call activates the
+    adapter, so passes of several models may alternate, and a backward pass may follow another model's forward pass.
     """
 
     def __init__(self, base: PreTrainedModel, name: str) -> None:
@@ -160,8 +166,7 @@ def is_adapter_of(model: PreTrainedModel | AdaptedModel, checkpoint: Path) -> bo
 class MergedState(Mapping[str, torch.Tensor]):
     """Weights for an engine or a checkpoint: ``W + alpha / rank * B A`` by W's name, other weights unchanged.
 
-    Merged matrices are at least float32. Each is computed when it is read and not kept, so that a weight sync needs no
-    second model in memory. ``adapted`` is the model itself, for receivers that need the adapter alone.
+    Merged matrices are at least float32, and computed when they are read. ``adapted`` is the model itself.
     """
 
     def __init__(self, model: AdaptedModel) -> None:
@@ -222,7 +227,6 @@ def _inject(base: PreTrainedModel, config: Any, name: str) -> None:
 
 
 def _forward(layer: Any, inputs: torch.Tensor) -> torch.Tensor:
-    """Run a layer with its active adapter, or the base layer if none is active."""
     linear, names = layer.base_layer, () if layer.disable_adapters else layer.active_adapters
     (name,) = names or ("",)
     if name not in layer.lora_A:
@@ -257,7 +261,6 @@ def _serves(layer: Any, name: str) -> bool:
 
 
 def _layers(base: PreTrainedModel) -> Iterator[Any]:
-    """Yield the layers that carry adapters."""
     return (module for module in base.modules() if hasattr(module, "lora_A") and hasattr(module, "base_layer"))
 
 
@@ -291,15 +294,10 @@ def low_rank_linear(
     """Return the layer's output, [..., O], with gradients for ``inputs``, ``down`` and ``up``.
 
     Products are in the precision of ``weight``, or in that of an active autocast, and their sum under autocast at least
-    float32: to a half-precision output of the layer, a small addition is rounded away. Gradients have their tensors'
-    precision.
+    float32: to a half-precision output of the layer, a small addition is rounded away.
 
-    Args:
-        inputs: [..., I].
-        weight: [O, I], frozen, as is ``bias``, [O].
-        down: A, [rank, I].
-        up: B, [O, rank].
-        scaling: s, alpha / rank.
+    ``inputs``: [..., I]. ``weight``: [O, I], frozen, as is ``bias``, [O]. ``down``: A, [rank, I]. ``up``: B, [O, rank].
+    ``scaling``: alpha / rank.
     """
     kind = inputs.device.type
     is_wide = torch.is_autocast_enabled(kind)
@@ -344,3 +342,61 @@ class _LowRankLinear(torch.autograd.Function):
             of_inputs = product(gradient, weight).addmm_(of_narrow.T, down).view(ctx.shape).to(ctx.input_dtype)
         of_down, of_up = of_narrow @ rows, (narrow.T @ gradient).mul_(ctx.scaling).T
         return of_inputs, None, None, of_down.to(ctx.adapter_dtype), of_up.to(ctx.adapter_dtype), None, None, None
+
+
+def choose_targets(base: PreTrainedModel, wanted: Collection[str]) -> list[str]:
+    """Return the last names of the layers to change: ``wanted``, or all that an adapter can change.
+
+    Raises:
+        ModelError: The model has no such layer, or none at all.
+    """
+    known = linear_names(base)
+    missing = sorted(set(wanted) - known)
+    if not known:
+        raise ModelError(
+            f"{type(base).__name__} has no linear layer that an adapter can change",
+            where="lora.rank",
+            fix="train all weights: set lora.rank = 0",
+        )
+    if missing:
+        raise ModelError(
+            f"the model has no linear layer {', '.join(missing)} that an adapter can change",
+            where="lora.targets",
+            fix=f"choose among {', '.join(sorted(known))}",
+        )
+    return list(wanted) or sorted(known)
+
+
+def linear_names(base: PreTrainedModel) -> set[str]:
+    """Return the last names of the backbone's linear layers that an adapter can change, adapted or not."""
+    modules = dict(backbone(base).named_modules())  # type: ignore[attr-defined]  # a module, called as a function
+    names = set()
+    for path, module in modules.items():
+        if (
+            isinstance(module, nn.Linear)
+            and type(module).forward in (nn.Linear.forward, Linear.forward)
+            and ".lora_" not in path
+        ):
+            names.add(path.removesuffix(".base_layer").rpartition(".")[2])
+    if any(_holds_experts(module) for module in modules.values()):
+        names -= _OF_EXPERTS
+    if any(hasattr(module, "A_log") and hasattr(module, "D") for module in modules.values()):
+        names -= _READ_DIRECTLY
+    return names
+
+
+def log_coverage(base: PreTrainedModel, num_changed: int) -> None:
+    """Log the changed fraction of the backbone if it is below one half; ``num_changed`` is in weights."""
+    embedding = base.get_input_embeddings().weight.numel()
+    total = sum(p.numel() for name, p in backbone(base).named_parameters() if ".lora_" not in name)  # type: ignore[attr-defined]
+    fraction = num_changed / max(1, total - embedding)
+    if fraction < _SMALL_FRACTION:
+        experts = " Experts are not changed." if any(map(_holds_experts, base.modules())) else ""
+        logger.warning("the adapter changes only %.0f %% of the layers' weights.%s", 100 * fraction, experts)
+
+
+def _holds_experts(module: nn.Module) -> bool:
+    return any(
+        p.ndim == 3 and name in ("gate_up_proj", "up_proj", "down_proj")
+        for name, p in module.named_parameters(recurse=False)
+    )

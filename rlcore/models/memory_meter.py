@@ -110,7 +110,7 @@ def measure_peak(
 
 
 class _Kept:
-    """Tensor saved by autograd; counted until it is deleted."""
+    """Tensor saved by autograd, counted until it is deleted."""
 
     __slots__ = ("_meter", "_pointer", "_tensor")
 
@@ -122,12 +122,10 @@ class _Kept:
             self._meter.release(self._pointer)
 
     def tensor_of(self) -> torch.Tensor:
-        """Return the tensor."""
         return self._tensor
 
 
 def _with_base(model: PreTrainedModel | AdaptedModel | nn.Module | None) -> list[nn.Module]:
-    """Return a model and its frozen base, which is not a submodule."""
     if model is None:
         return []
     bases = [module.base for module in model.modules() if isinstance(module, AdaptedModel)]

@@ -15,10 +15,8 @@ from rlcore.errors import ModelError
 from rlcore.hardware.out_of_memory import oom_retry
 from rlcore.hardware.precision import autocast, compute_dtype
 from rlcore.hardware.sharded import backbone, device_of, run_forward
-from rlcore.models.architectures import logit_scale, supports_prompt_sharing
-from rlcore.models.batching import pack_for
-from rlcore.models.head_loss import LossOfChunk, fits, fused_loss
-from rlcore.models.logprobs import chunked_logprobs, target_logprobs
+from rlcore.models.architectures import logit_scale, pack_for, supports_prompt_sharing
+from rlcore.models.logprobs import LossOfChunk, chunked_logprobs, fits, fused_loss, target_logprobs
 from rlcore.models.tree_attention import TREE_ATTENTION, layout_of
 from rlcore.progress import advance
 from rlcore.text.packing import PackedBatch, TokenSequence
@@ -40,7 +38,6 @@ def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Float[Tensor, "
 
 
 def _sight(model: PreTrainedModel, batch: PackedBatch) -> dict[str, Any]:
-    """Return the model arguments for attention mask and positions."""
     if not supports_prompt_sharing(model):
         if batch.shares_prompts:
             raise ModelError(f"a row of {type(model).__name__} holds one completion", fix="use pack_for")

@@ -16,8 +16,8 @@ from rlcore.config import ModelConfig, to_dict
 from rlcore.config.data import FILE_SOURCES
 from rlcore.errors import ModelError
 from rlcore.hardware.memory_plan import ModelSize
-from rlcore.models.adapter_targets import linear_names
-from rlcore.models.import_tokenizer import configure_tokenizer, load_tokenizer, write_tokenizer
+from rlcore.models.importing import configure_tokenizer, load_tokenizer, write_tokenizer
+from rlcore.models.lora import linear_names
 from rlcore.models.model_validation import read_config, require_files, require_loadable, require_rows
 from rlcore.models.scratch import make_config, make_tokenizer
 from rlcore.models.source_files import find_package_file
@@ -111,7 +111,6 @@ def _spelled(model: ModelConfig) -> tuple[str, object]:
 
 
 def _gguf(model: ModelConfig) -> Path | None:
-    """Return the GGUF file of a model; None if it has none."""
     if model.source == "package":
         return find_package_file(model.path, model.file)
     return Path(model.path) if model.source == "gguf" else None

@@ -1,17 +1,21 @@
-"""Device and precision with which models are loaded."""
+"""Device, precision and gradient checkpointing of loaded models."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rlcore.config import LoraConfig
+from rlcore.errors import ModelError
 from rlcore.hardware.precision import cast_linears, set_compute_dtype
-from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.loading import load_policy
+from rlcore.models.lora import activate, active_name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,3 +69,50 @@ class Runtime:
         """
         model = self.load_frozen(folder) if as_vllm else self.load_reference(folder)
         return enable_gradient_checkpointing(model) if self.gradient_checkpointing else model
+
+
+def enable_gradient_checkpointing(model: PreTrainedModel) -> PreTrainedModel:
+    """Recompute the activations of every layer in the backward pass: less memory, about a third more time.
+
+    transformers checkpoints in training mode only, which would enable dropout. Only the layers themselves are therefore
+    set to training mode, with dropout 0. Recomputation uses the adapter of its forward pass, whichever is active then.
+
+    Raises:
+        ModelError: The architecture does not support it.
+    """
+    layers = [module for module in model.base_model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers or not model.supports_gradient_checkpointing:
+        raise ModelError(
+            f"{type(model).__name__} does not support gradient checkpointing",
+            fix="set hardware.gradient_checkpointing = false, and lower tokens_per_microbatch",
+        )
+    settings = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": partial(_contexts, model)}
+    # The older name is removed in transformers 6.
+    new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
+    getattr(model, new if hasattr(model, new) else old)(settings)
+    for layer in layers:
+        layer.training = True
+        for field, value in vars(layer).items():
+            if "dropout" in field and isinstance(value, float):  # a few layers apply dropout themselves
+                setattr(layer, field, 0.0)
+    return model
+
+
+class _Adapter(AbstractContextManager[None]):
+    """Context with the adapter ``name`` active on ``base``; restores the previous one."""
+
+    def __init__(self, base: PreTrainedModel, name: str) -> None:
+        self._base, self._name, self._before = base, name, name
+
+    def __enter__(self) -> None:
+        self._before = active_name(self._base)
+        if self._before != self._name:  # walking through the whole model costs time
+            activate(self._base, self._name)
+
+    def __exit__(self, *_: object) -> None:
+        if self._before != self._name:
+            activate(self._base, self._before)
+
+
+def _contexts(model: PreTrainedModel) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    return nullcontext(), _Adapter(model, active_name(model))

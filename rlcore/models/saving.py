@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from rlcore.errors import StorageError
+from rlcore.models.source_files import files_digest
 from rlcore.models.unfinished import remove_abandoned, unfinished_folder
 
 
@@ -111,16 +111,6 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Non
 def weights_digest(folder: Path) -> str:
     """Return the SHA-256 of the folder's safetensors files, in the order of their names."""
     return files_digest(sorted(folder.glob("*.safetensors")))
-
-
-def files_digest(paths: list[Path]) -> str:
-    """Return the SHA-256 of the concatenated bytes of files; for one file, the output of ``sha256sum``."""
-    digest = hashlib.sha256()
-    for path in paths:
-        with path.open("rb") as stream:
-            while chunk := stream.read(1 << 20):
-                digest.update(chunk)
-    return digest.hexdigest()
 
 
 def fsync(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlcore.config import ModelConfig
@@ -46,11 +47,16 @@ def source_digest(config: ModelConfig) -> str:
         files.append(Path(config.path))
     elif config.source == "folder":
         files += sorted(path for path in Path(config.path).glob("*") if path.is_file())
-    digest = hashlib.sha256()
     try:
-        for path in files:
-            with path.open("rb") as stream:
-                hashlib.file_digest(stream, lambda: digest)
-        return digest.hexdigest() if files else ""
+        return files_digest(files) if files else ""
     except OSError as error:
         raise ModelError(f"a file of the model cannot be read: {error}", where=str(error.filename)) from error
+
+
+def files_digest(paths: Sequence[Path]) -> str:
+    """Return the SHA-256 of the concatenated bytes of files; for one file, the output of ``sha256sum``."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as stream:
+            hashlib.file_digest(stream, lambda: digest)
+    return digest.hexdigest()

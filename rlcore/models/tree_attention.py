@@ -72,10 +72,9 @@ class Tree:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreeLayout:
-    """Layout of a batch's rows.
+    """Layout of a batch's rows, with segments [B, T].
 
     Attributes:
-        segment: int64 [B, T].
         trees: Trees of the rows, on a CPU only, since a GPU would need a synchronization.
         depth: Tokens of the longest prompt with a completion, or an upper bound.
         masks: Cached masks by window.
@@ -117,11 +116,7 @@ def tree_attention_forward(
     tree: TreeLayout | None = None,
     **options: Any,
 ) -> tuple[Float[Tensor, "batch queries heads value_width"], None]:
-    """Compute attention as transformers' ``AttentionInterface``.
-
-    Query is [B, heads, T, width], key and value are [B, kv_heads, T, width]. With a tree, the mask holds the segments,
-    int64 [B, 1, 1, T]; returns [B, T, heads, width]. On a CPU, a layer with a window shorter than a sequence uses the
-    dense mask.
+    """Compute attention as transformers' ``AttentionInterface``. With a tree, the mask is its segments [B, 1, 1, T].
 
     Raises:
         ModelError: The layer needs an option that is not supported here, such as a soft-cap or sinks.
@@ -158,11 +153,7 @@ def refuse_unknown(module: torch.nn.Module, options: Mapping[str, Any]) -> None:
 
 
 class _Pieces(torch.autograd.Function):
-    """Flash attention by pieces.
-
-    A token attends to its own piece and to its prompt. Both results are merged by their log-sum-exp. The gradient of
-    each is that of flash attention with the merged output and log-sum-exp.
-    """
+    """Flash attention by pieces; the gradient of each is that with the merged output and log-sum-exp."""
 
     @staticmethod
     def forward(
@@ -215,7 +206,6 @@ class _Pieces(torch.autograd.Function):
 
 
 def _rest(tree: Tree) -> tuple[slice, ...]:
-    """Return the slices of all completions of a tree, which are contiguous after the prompt."""
     return slice(tree.row, tree.row + 1), slice(None), slice(tree.prompt_end, tree.end)
 
 
@@ -248,10 +238,7 @@ def _by_flex(
 
 @functools.cache
 def _compiled_flex() -> Callable[..., Tensor]:
-    """Return FlexAttention, compiled per kind of input (rows, gradient, precision, head, window).
-
-    With ``fullgraph`` an excess of kinds raises; otherwise it would run unfused, in O(T²) memory.
-    """
+    # With fullgraph, an excess of kinds of input raises; otherwise it would run unfused, in O(T²) memory.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _KINDS_OF_INPUT)
     compiled: Callable[..., Tensor] = torch.compile(flex_attention, dynamic=True, fullgraph=True)
     return compiled

@@ -57,7 +57,6 @@ def remove_abandoned(parent: Path, prefix: str) -> None:
 
 
 def _lock(descriptor: int, *, where_there_are_none: bool) -> bool:
-    """Lock a folder and return True if successful; file systems without locks give ``where_there_are_none``."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from rlcore.openai_api.errors import ApiError
+from rlcore.openai_api.requests import ApiError
 
 Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
@@ -188,7 +188,6 @@ def key_of(scope: Scope) -> str:
 
 
 def _host(value: bytes) -> str:
-    """Return the name in a Host header, without port and without the brackets of an IPv6 address."""
     text = value.decode("latin-1").strip().lower()
     if text.startswith("["):
         return text[1:].partition("]")[0]

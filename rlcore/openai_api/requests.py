@@ -15,13 +15,51 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 from rlcore.errors import shown
-from rlcore.openai_api.errors import ApiError
 from rlcore.types import Role
+
+
+class ApiError(Exception):
+    """Rejected request.
+
+    Attributes:
+        code: Word for programs; ``param``: name of the invalid parameter, or None.
+        may_retry: True if an equal request can succeed later.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str = "invalid_value",
+        param: str | None = None,
+        may_retry: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.param, self.may_retry = status, message, code, param, may_retry
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """Error as JSON."""
+        kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def response(self) -> JSONResponse:
+        """HTTP response. OpenAI's clients repeat a request only if ``x-should-retry`` is true."""
+        headers = {"x-should-retry": str(self.may_retry).lower()}
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(self.body, self.status, headers | ({"Retry-After": "1"} if self.may_retry else {}))
+
 
 logger = logging.getLogger(__name__)
 Json = Mapping[str, Any]
 Harmless = Callable[[Any], bool]
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 MAX_TOKENS = 2**31 - 1  # that a request may name
 MAX_TOP_LOGPROBS = 20
 MAX_STOP_CHARS = 1000
@@ -69,8 +107,8 @@ class Offer:
         max_choices: Completions of a request; ``max_stops``: its stop strings.
         model: Name for requests without one; "" if they need one.
         refused: Parameters that are refused unless their value has no effect, as in :data:`UNSUPPORTED`.
-        ignored: Parameters without effect, whatever their values are.
-        ignores_unknown: Ignore other parameters, with a warning in the log, instead of refusing them.
+        ignored: Parameters without effect.
+        ignores_unknown: Ignore other parameters with a warning, instead of refusing them.
     """
 
     max_choices: int

@@ -18,8 +18,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from rlcore.errors import ServiceError
-from rlcore.openai_api.errors import ApiError
 from rlcore.openai_api.guard import App
+from rlcore.openai_api.requests import ApiError
 
 logger = logging.getLogger(__name__)
 MAX_CONNECTIONS_OF_KEY = 32
@@ -242,7 +242,6 @@ class Connection(H11Protocol):
         self._limit_silence()
 
     def _limit_silence(self) -> None:
-        """Limit the time until the next request is being answered."""
         if self.is_busy:
             if self._timer is not None:
                 self._timer.cancel()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
 
@@ -42,10 +42,8 @@ class Sampler(Protocol):
         """Return a group of ``params.num_samples`` completions per prompt, in prompt order.
 
         The random numbers of a completion depend on ``seed``, the prompt's index and the sample's index, not on the
-        batch. A completion that ended by itself has the EOS token as its last.
-
-        Args:
-            places: Index of each prompt, if not 0, 1, 2, …. A part of a batch can thus be sampled alone.
+        batch. A completion that ended by itself has the EOS token as its last. ``places``: index of each prompt, if not
+        0, 1, 2, …, so that a part of a batch can be sampled alone.
 
         Raises:
             SamplingError: The engine is broken. A single failed completion is a ``FailedRollout`` instead.
@@ -72,44 +70,28 @@ class Sampler(Protocol):
         ...
 
 
-@runtime_checkable
-class EngineGroup(Protocol):
-    """Engine made of several engines with separate weights."""
-
-    @property
-    def members(self) -> tuple[Sampler, ...]: ...
-
-
-@runtime_checkable
-class ReportsMetrics(Protocol):
-    """Engine that reports metrics."""
-
-    def take_metrics(self) -> dict[str, float]:
-        """Return the metrics since the last call."""
-        ...
-
-
-@runtime_checkable
-class Sleepable(Protocol):
-    """Engine that shares the learner's GPU."""
-
-    def sleep(self) -> None:
-        """Release the GPU for an update, until new weights are loaded."""
-        ...
+def rejection_reason(prompt: Prompt, max_new_tokens: int, *, limit: int | None) -> str:
+    """Return why an engine with ``limit`` positions cannot complete a prompt; empty if it can."""
+    needed = len(prompt.token_ids) + max_new_tokens
+    if not prompt.token_ids:
+        return "the prompt has no tokens"
+    is_long = limit is not None and needed > limit
+    return f"prompt and completion need {needed} positions, the model has {limit}" if is_long else ""
 
 
 def replicas_of(engine: Sampler) -> tuple[Sampler, ...]:
     """Return the engines behind an engine, each with its own weights."""
-    return engine.members if isinstance(engine, EngineGroup) else (engine,)
+    members: tuple[Sampler, ...] = getattr(engine, "members", (engine,))
+    return members
 
 
 def take_metrics(engine: Sampler) -> dict[str, float]:
     """Return the server load since the last call. The built-in engine reports none."""
-    return engine.take_metrics() if isinstance(engine, ReportsMetrics) else {}
+    return engine.take_metrics() if hasattr(engine, "take_metrics") else {}
 
 
 def sleep_engine(engine: Sampler) -> None:
     """Release the GPU that an engine shares with the learner, until new weights are loaded."""
     for each in replicas_of(engine):
-        if isinstance(each, Sleepable):
+        if hasattr(each, "sleep"):
             each.sleep()

@@ -20,10 +20,9 @@ _GROWTH = 64  # positions added to a full buffer
 
 
 class SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
-    """Keys and values of one layer: of G prompts from the prefill, and of the tokens added by R rows.
+    """Keys and values of one layer: of G prompts [G, heads, W, width], and buffers of R rows [R, heads, room, width].
 
-    ``prompt_keys`` and ``prompt_values`` are [G, heads, W, width]. ``keys`` and ``values`` are buffers [R, heads,
-    capacity, width] for new positions. The dynamic layer of transformers would copy all of them for every token.
+    The dynamic layer of transformers would copy all of them for every token.
     """
 
     def __init__(self) -> None:
@@ -64,7 +63,6 @@ class SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
 
 
 def _grown(states: torch.Tensor, length: int) -> torch.Tensor:
-    """Return a buffer with the first ``length`` positions and room for more."""
     batch, num_heads, _, width = states.shape
     buffer = states.new_empty(batch, num_heads, length + _GROWTH, width)
     buffer[:, :, :length] = states[:, :, :length]
@@ -146,7 +144,7 @@ def grouped_attention(
 
     Query heads that share a key-value head become its query positions, and so do rows that share a prompt. The two
     parts are merged by their log-sum-exp. Other cases use the library's function. The parameters are those of
-    transformers' ``AttentionInterface``: query [R, heads, 1, width], key and value [R, kv_heads, own, width].
+    transformers' ``AttentionInterface``.
 
     Raises:
         ModelError: The layer needs an option that is not implemented here, such as a soft-cap or sinks.

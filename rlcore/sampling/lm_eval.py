@@ -3,8 +3,8 @@
     model = LmEvalModel(policy, tokenizer, config, seed=0)
     records = evaluate(model, config)      # a row for each task, document and metric
 
-It needs the extra ``benchmarks``. It loads nothing from the internet: a task is a YAML file whose data are JSONL files
-in the same folder. YAML tags that run Python, such as ``!function``, are errors.
+It loads nothing from the internet: a task is a YAML file whose data are JSONL files in the same folder. YAML tags that
+run Python, such as ``!function``, are errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 
 from rlcore.config.answers import BenchmarkConfig
 from rlcore.errors import ConfigError, DataError, ModelError
-from rlcore.models.batching import pack_for
+from rlcore.models.architectures import pack_for
 from rlcore.models.policy import completion_states, scatter_tokens, state_scores
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
@@ -176,11 +176,7 @@ def task_of(config: BenchmarkConfig, name: str, *, cache: Path) -> dict[str, Any
 
 
 def _check_metric(metric: object, *, where: str) -> None:
-    """Check that a metric is supported: sums and perplexities cannot guard, and lm-eval would download missing metrics.
-
-    Raises:
-        ConfigError: Names the metric.
-    """
+    # Sums and perplexities cannot guard, and lm-eval would download missing metrics.
     name = metric.get("metric") if isinstance(metric, Mapping) else metric
     if name not in METRICS:
         raise ConfigError(f"metric {name!r} is not supported", where=where, fix=f"use one of {', '.join(METRICS)}")

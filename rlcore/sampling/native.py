@@ -1,7 +1,6 @@
 """Built-in rollout engine: batched decoding of a Hugging Face causal language model in plain torch.
 
-Each distinct prompt is prefilled once, and the samples of its group share its keys and values. Ended sequences leave
-the batch several at a time. A block of sequences is decoded to its end before the next begins. Models whose rows cannot
+Each distinct prompt is prefilled once, and the samples of its group share its keys and values. Models whose rows cannot
 share a prompt are decoded by the library, which is slower. On a CPU, products are oneDNN's with packed weights.
 """
 
@@ -25,10 +24,9 @@ from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.hardware.precision import gains_packed, is_linear, linear_of
 from rlcore.models.architectures import max_positions, supports_prompt_sharing
 from rlcore.progress import advance
-from rlcore.sampling.base import SamplingParams
-from rlcore.sampling.decoding import Decoded, argmax_tokens, decode, sample_tokens
+from rlcore.sampling.base import SamplingParams, rejection_reason
+from rlcore.sampling.decoding import Decoded, argmax_tokens, decode, decode_by_library, sample_tokens
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
-from rlcore.sampling.library_decoding import decode_by_library
 from rlcore.sampling.vllm.worker.checksums import part_of
 from rlcore.seeding import generator
 from rlcore.text.tokenization import ChatTokenizer
@@ -40,16 +38,12 @@ MAX_PREFILL_TOKENS = 32_768  # padded prompt tokens per forward pass: bounds the
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
-    """Completion to sample."""
-
     prompt: Prompt
     index: int
     sample_index: int
 
 
 class _Watch:
-    """Progress of a call: finished answers and tokens so far."""
-
     def __init__(self, *, num_answers: int, max_tokens: int) -> None:
         self._num_answers, self._max_tokens, self._tokens = num_answers, max_tokens, 0
 
@@ -68,8 +62,8 @@ class _Watch:
 class NativeSampler:
     """Rollout engine with its own copy of a model's weights; see :class:`rlcore.sampling.base.Sampler`.
 
-    ``max_concurrent`` is the number of sequences decoded together. A prompt without room for ``max_new_tokens`` in the
-    model's positions gives failed rollouts; other prompts are unaffected.
+    ``max_concurrent``: sequences decoded together. A prompt without room in the model's positions gives failed
+    rollouts.
     """
 
     def __init__(
@@ -99,8 +93,9 @@ class NativeSampler:
             for prompt, index in zip(prompts, range(len(prompts)) if places is None else places, strict=True)
         ]
         made: dict[_Request, Rollout | FailedRollout] = {}
+        limit = max_positions(self._model.config)
         for request in itertools.chain.from_iterable(groups):
-            if obstacle := self._rejection_reason(request.prompt, params):
+            if obstacle := rejection_reason(request.prompt, params.max_new_tokens, limit=limit):
                 made[request] = FailedRollout(prompt=request.prompt, reason=obstacle)
         possible = [request for group in groups for request in group if request not in made]
         waiting = list(_blocks(possible, self._max_concurrent))
@@ -178,16 +173,6 @@ class NativeSampler:
         own = self._model.state_dict()
         return sorted({part_of(name) for name, held in own.items() if not torch.equal(held, state[name].to(held))})
 
-    def _rejection_reason(self, prompt: Prompt, params: SamplingParams) -> str:
-        """Return why a prompt cannot be completed; empty if it can."""
-        positions = max_positions(self._model.config)
-        needed = len(prompt.token_ids) + params.max_new_tokens
-        if not prompt.token_ids:
-            return "the prompt has no tokens"
-        if positions is not None and needed > positions:
-            return f"prompt and completion need {needed} positions, the model has {positions}"
-        return ""
-
     def _rollouts(self, block: Sequence[_Request], decoded: Decoded) -> Iterator[Rollout]:
         columns = (decoded.tokens, decoded.logprobs, decoded.lengths, decoded.stopped)
         rows = zip(*(column.tolist() for column in columns), strict=True)
@@ -256,8 +241,7 @@ def _untied(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) 
 def _packed_weights(model: torch.nn.Module) -> Iterator[None]:
     """On a CPU, compute linear layers within the context with copies of their weights in oneDNN's blocked layout.
 
-    A step of decoding multiplies few rows by all weights. PyTorch's own product brings bfloat16 weights into this
-    layout each time, and in float32 it calls MKL, which uses half of the vector width of AMD's processors.
+    PyTorch's own product brings bfloat16 weights into this layout each time, and in float32 it calls MKL.
     """
     layers = [module for module in model.modules() if is_linear(module) and _gains(module.weight)]
     for layer in layers:

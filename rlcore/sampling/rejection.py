@@ -1,4 +1,4 @@
-"""Rejection sampling: select demonstrations from scored answers. Pure functions.
+"""Rejection sampling of demonstrations from scored answers, and the curriculum of prompts by their pass rates.
 
 The order of decisions is fixed. First, unusable answers are dropped (unscored, truncated, blank), then those below the
 threshold. Per prompt, the best answers are kept without duplicates, up to a cap. Per task, prompts alternate up to
@@ -7,23 +7,28 @@ another cap, each with its best answer first. Every dropped answer has exactly o
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from fractions import Fraction
+from itertools import accumulate, groupby, pairwise
+from typing import Literal, TypeVar
+
+import torch
 
 from rlcore.config import RejectionConfig
 from rlcore.evaluation.intervals import Interval, accuracy, mean_fraction
-from rlcore.seeding import derive_seed
+from rlcore.seeding import derive_seed, generator
 
-SHINGLE_WORDS = 3
+Item = TypeVar("Item")
+_STEPS = 2**31  # resolution of the offset, an integer number of steps: all arithmetic is exact
 REASONS = (
     "unscored",
     "truncated",
     "unusable",
     "below_threshold",
     "duplicate",
-    "near_duplicate",
     "over_prompt_cap",
     "over_task_cap",
 )
@@ -136,16 +141,7 @@ def normalised(text: str) -> str:
     return " ".join(text.split())
 
 
-def similarity(first: str, second: str) -> float:
-    """Return the Jaccard index of the word trigrams of two texts, 0..1; of single words if a text has fewer than 3."""
-    words = [text.split() for text in (first, second)]
-    size = min(SHINGLE_WORDS, *map(len, words)) or 1
-    one, other = ({tuple(each[index : index + size]) for index in range(len(each) - size + 1)} for each in words)
-    return len(one & other) / len(one | other) if one | other else 1.0
-
-
 def _drop_reasons(group: Sequence[Candidate], config: RejectionConfig) -> dict[Candidate, str]:
-    """Return the reason for dropping each answer to one prompt; empty for those kept."""
     reasons = {one: _unfit(one, config) for one in group}
     kept: list[Candidate] = []
     for one in sorted((one for one in group if not reasons[one]), key=_preference(config)):
@@ -182,8 +178,6 @@ def _redundant(one: Candidate, kept: Sequence[Candidate], config: RejectionConfi
     others = [normalised(other.transcript) for other in kept]
     if text in others:
         return "duplicate"
-    if config.max_similarity < 1.0 and any(similarity(text, other) > config.max_similarity for other in others):
-        return "near_duplicate"
     return "over_prompt_cap" if len(kept) >= config.keep_per_prompt else ""
 
 
@@ -202,3 +196,66 @@ def _over_task_cap(best_first: Sequence[Candidate], config: RejectionConfig, see
         if taken[task] > config.keep_per_task:
             over.append(one)
     return over
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassCount:
+    """``passed`` of ``answers`` answers to a prompt were correct. ``answers`` is at least 1."""
+
+    passed: int
+    answers: int
+
+    @property
+    def pass_rate(self) -> float:
+        """Fraction of correct answers."""
+        return self.passed / self.answers
+
+
+def learnability(tried: PassCount) -> Fraction:
+    """Return the posterior mean of p(1 - p), the variance of a 0/1 reward with pass rate p; the prior of p is uniform.
+
+    It is ab / ((a + b)(a + b + 1)), a = passed + 1, b = answers - passed + 1: 9 / 110 for a prompt solved 0 times in 8.
+    """
+    a, b = tried.passed + 1, tried.answers - tried.passed + 1
+    return Fraction(a * b, (a + b) * (a + b + 1))
+
+
+def repeat_counts(weights: Sequence[Fraction], *, seed: int) -> list[int]:
+    """Return how often each item occurs in an epoch: the rarest once, others in proportion to their weight > 0.
+
+    A fractional ratio is rounded up or down, so that its mean over seeds is the ratio (systematic sampling, Madow
+    1949). The total differs by at most one from the sum of the ratios.
+    """
+    if not weights:
+        return []
+    rarest = min(weights)
+    offset = Fraction(int(torch.randint(_STEPS, (1,), generator=generator(seed, "draw"))), _STEPS)
+    ends = accumulate((weight / rarest for weight in weights), initial=offset)
+    return [math.floor(end) - math.floor(start) for start, end in pairwise(ends)]
+
+
+def sample_by_difficulty(
+    items: Sequence[Item],
+    tried: Sequence[PassCount | None],
+    *,
+    band: tuple[float, float],
+    weight: Literal["even", "learnability"],
+    seed: int,
+) -> list[Item]:
+    """Return the items of an epoch, repeated as often as they occur, in their order.
+
+    Args:
+        tried: Counts of each item. An item with None is not sampled.
+        band: Lowest and highest pass rate.
+        weight: ``even`` repeats no item; ``learnability`` repeats items in proportion to :func:`learnability`.
+    """
+    low, high = band
+    known = [
+        (item, found)
+        for item, found in zip(items, tried, strict=True)
+        if found is not None and low <= found.pass_rate <= high
+    ]
+    if weight == "even":
+        return [item for item, _ in known]
+    counts = repeat_counts([learnability(found) for _, found in known], seed=seed)
+    return [item for (item, _), count in zip(known, counts, strict=True) for _ in range(count)]

@@ -17,9 +17,6 @@ from rlcore.sampling.vllm.server_sync import WeightSync
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
-# These metrics are the maximum over replicas; others are the sum.
-_LARGEST = frozenset(("engine/kv_cache_usage", "engine/prefix_cache_hit_rate"))
-
 
 class Send(Protocol):
     """Function that sends weights to every engine of a group."""
@@ -30,8 +27,8 @@ class Send(Protocol):
 class ReplicatedSampler:
     """Engines with equal weights, which ``send`` updates; see :class:`rlcore.sampling.base.Sampler`.
 
-    A prompt's whole group goes to one engine, where it shares its prefill. Samples depend on seed, prompt index and
-    sample index, not on the number of engines. A weight sync is verified on each of ``members`` separately.
+    A prompt's whole group goes to one engine. Samples do not depend on the number of engines. A weight sync is verified
+    on each of ``members``.
     """
 
     def __init__(self, members: Sequence[Sampler], send: Send) -> None:
@@ -86,7 +83,7 @@ class ReplicatedSampler:
         for member in self.members:
             for name, value in take_metrics(member).items():
                 before = total.get(name, 0.0)
-                total[name] = max(before, value) if name in _LARGEST else before + value
+                total[name] = max(before, value) if name == "engine/prefix_cache_hit_rate" else before + value
         return total
 
 

@@ -33,10 +33,9 @@ class ScriptedCompletion:
 class ScriptedSampler:
     """Engine that replays ``script[prompt_id]``; see :class:`rlcore.sampling.base.Sampler`.
 
-    A group longer than its script repeats the script. Greedy sampling takes only the first completion. A prompt without
-    a script gives failed rollouts. Without a ``scorer``, loading weights changes only the version. With a scorer
-    engine, the tokens are the script's and the log-probabilities the scorer's. Weight syncs can then be verified, and a
-    script can drive a whole run.
+    A group longer than its script repeats the script; greedy sampling takes its first completion. A prompt without a
+    script gives failed rollouts. With a ``scorer`` engine, the log-probabilities are the scorer's, and weight syncs can
+    be verified; else loading weights changes only the version.
     """
 
     def __init__(

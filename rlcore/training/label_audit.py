@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from rlcore.hardware.out_of_memory import oom_retry
 from rlcore.hardware.sharded import device_of, run_forward
-from rlcore.models.batching import pack_for
+from rlcore.models.architectures import pack_for
 from rlcore.models.policy import hidden_states, state_scores
 from rlcore.text.packing import PackedBatch, TokenSequence
 from rlcore.training.linear_head import LinearPairs, choose_l2, cross_fitted_margins, folds_of

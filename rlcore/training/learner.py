@@ -20,7 +20,7 @@ from rlcore.config import OptimConfig, RlConfig
 from rlcore.errors import NonFiniteError
 from rlcore.hardware.out_of_memory import retry_unless_distributed
 from rlcore.hardware.sharded import ranks_of
-from rlcore.models.batching import pack_for, rank_indices
+from rlcore.models.architectures import pack_for, rank_indices
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.progress import advance
 from rlcore.training.loss_scale import LossScale

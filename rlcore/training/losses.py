@@ -19,7 +19,7 @@ from rlcore.algorithms.values import value_loss
 from rlcore.config import CriticConfig, RlConfig
 from rlcore.hardware.ranks import Ranks
 from rlcore.hardware.sharded import device_of, run_forward
-from rlcore.models.batching import pack_for
+from rlcore.models.architectures import pack_for
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import completion_logprobs, completion_loss, completion_states
 from rlcore.seeding import shuffled
@@ -164,7 +164,7 @@ def coefficients_of(config: RlConfig, *, kl: float, penalty: PenaltyController |
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PolicyTerms:
-    """Policy loss as a :data:`rlcore.models.head_loss.LossOfChunk` that counts its metrics in ``totals``.
+    """Policy loss as a :data:`rlcore.models.logprobs.LossOfChunk` that counts its metrics in ``totals``.
 
     Attributes:
         starts_at_one: No step was taken since sampling, so the pass's log-probabilities are the old ones.

@@ -11,7 +11,7 @@ import torch
 from rlcore.algorithms.preference import smoothed
 from rlcore.config import PreferenceLossConfig, RewardModelConfig
 from rlcore.errors import DataError
-from rlcore.models.reward_scale import RewardScale, fit_length_slope, lengths_of, measure_scale
+from rlcore.models.reward_ensemble import RewardScale, fit_length_slope, lengths_of, measure_scale
 from rlcore.progress import advance
 from rlcore.seeding import derive_seed, generator, shuffled
 from rlcore.text.packing import TokenSequence

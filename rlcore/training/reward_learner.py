@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from rlcore.config import BackboneConfig, RewardModelConfig
 from rlcore.hardware.sharded import full_state_dict, ranks_of, run_forward, shard_like
-from rlcore.models.batching import rank_indices
+from rlcore.models.architectures import rank_indices
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.loading import save_model
 from rlcore.models.lora import AdaptedModel, add_lora

@@ -13,7 +13,7 @@ from rlcore.config import RewardModelConfig
 from rlcore.hardware.memory import filled_on, positions_on
 from rlcore.hardware.out_of_memory import retry_unless_distributed
 from rlcore.hardware.sharded import device_of, ranks_of, run_forward
-from rlcore.models.batching import pack_for
+from rlcore.models.architectures import pack_for
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.seeding import shuffled
 from rlcore.training.loss_scale import LossScale

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.hardware.sharded import device_of, ranks_of, run_forward
-from rlcore.models.batching import pack_for, rank_indices
+from rlcore.models.architectures import pack_for, rank_indices
 from rlcore.models.heads import ScalarHeadModel, score_rewards, score_shared, score_values
 from rlcore.models.policy import completion_logprobs, scatter_tokens, score_sequences
 from rlcore.text.packing import TokenSequence

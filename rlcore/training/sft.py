@@ -15,7 +15,7 @@ from rlcore.config import SftConfig
 from rlcore.errors import DataError
 from rlcore.hardware.out_of_memory import retry_unless_distributed
 from rlcore.hardware.sharded import device_of, full_state_dict, ranks_of, run_forward
-from rlcore.models.batching import pack_for, rank_indices
+from rlcore.models.architectures import pack_for, rank_indices
 from rlcore.models.integrity import verify_saved
 from rlcore.models.loading import save_model
 from rlcore.models.policy import completion_loss, completion_states, state_scores

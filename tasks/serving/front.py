@@ -25,9 +25,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 
 from rlcore.errors import ModelError, SamplingError
 from rlcore.openai_api import requests as wire
-from rlcore.openai_api.errors import ApiError
 from rlcore.openai_api.guard import Admission, App, Guard, Limits, Receive, Scope, Send, unless_gone
 from rlcore.openai_api.replies import Piece, Reply, event, model_card
+from rlcore.openai_api.requests import ApiError
 from rlcore.tasks.serving.engine import Engine, Job
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Role

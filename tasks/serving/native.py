@@ -17,9 +17,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from rlcore.errors import SamplingError
 from rlcore.models.architectures import max_positions, supports_prompt_sharing
 from rlcore.openai_api.replies import Piece, TokenLogprob
-from rlcore.sampling.decoding import argmax_tokens, decode, sample_tokens
+from rlcore.sampling.decoding import argmax_tokens, decode, decode_by_library, sample_tokens
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION, find_gaps
-from rlcore.sampling.library_decoding import decode_by_library
 from rlcore.seeding import generator
 from rlcore.tasks.serving.engine import Job
 from rlcore.text.tokenization import ChatTokenizer

@@ -116,7 +116,7 @@ def test_a_run_whose_template_writes_the_date_goes_on_and_comes_out_the_same_on_
     overrides = (*write_data(tmp_path / "data"), f"model.chat_template={tmp_path / 'dated.jinja'}")
     run_targets("retrain", overrides, ["sft"])
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Tomorrow)
-    monkeypatch.setattr("rlcore.models.import_tokenizer.date", DayAfter)
+    monkeypatch.setattr("rlcore.models.importing.date", DayAfter)
     run_targets("retrain", overrides, ["grpo"])
     assert main(["reproduce", "retrain-grpo/1"]) == 0
     assert "every file of the model is the same" in capsys.readouterr().out

@@ -118,8 +118,8 @@ def test_an_rl_stage_counts_the_loop_and_the_mathematics_and_no_words_pictures_o
 
 def test_a_stage_that_draws_by_pass_rates_counts_how_and_one_that_draws_evenly_does_not() -> None:
     found = closures("curriculum")
-    assert {"rlcore.sampling.difficulty", "rlcore.tasks.kinds.rl.curriculum"} <= found["grpo"]
-    assert not {"rlcore.sampling.difficulty", "rlcore.tasks.kinds.rl.curriculum"} & found["uniform"]
+    assert {"rlcore.sampling.rejection", "rlcore.tasks.kinds.rl.curriculum"} <= found["grpo"]
+    assert not {"rlcore.sampling.rejection", "rlcore.tasks.kinds.rl.curriculum"} & found["uniform"]
     assert "rlcore.tasks.kinds.difficulty.step" not in found["grpo"]
 
 

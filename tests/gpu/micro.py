@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from rlcore.config import OptimConfig, RlConfig, SamplingConfig, UpdateConfig
 from rlcore.hardware.precision import set_compute_dtype
-from rlcore.models.batching import choose_kernels
+from rlcore.models.architectures import choose_kernels
 from rlcore.text.packing import TokenSequence
 from rlcore.types import TrainingSample
 

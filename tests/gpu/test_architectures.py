@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Lfm2Config, LlamaConfig, MistralConfig, Qwen3Config
 
-from rlcore.models.batching import pack_for
+from rlcore.models.architectures import pack_for
 from rlcore.models.logprob_check import check_model
 from rlcore.models.policy import completion_logprobs, score_sequences
 from tests.gpu import micro

@@ -6,9 +6,8 @@ import torch
 from torch.nn import functional
 from transformers import LlamaConfig
 
-from rlcore.models.head_loss import fused_loss
 from rlcore.models.heads import ScalarHeadModel, score_values
-from rlcore.models.logprobs import chunked_logprobs, target_logprobs
+from rlcore.models.logprobs import chunked_logprobs, fused_loss, target_logprobs
 from rlcore.models.lora import low_rank_linear
 from rlcore.models.policy import score_sequences
 from rlcore.sampling.decoding import decode, sample_tokens

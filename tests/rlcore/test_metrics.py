@@ -13,27 +13,6 @@ from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.metrics import METRICS, SECTIONS, check_names, find_metric, render
 
 ROOT = Path(__file__).parents[2]
-# What a run has to log, by the names under which it is found in the tracker.
-# fmt: off
-ALWAYS_LOGGED = [
-    "reward/mean", "reward/std", "reward/term/<name>", "reward/term_std/<name>", "reward/term_zero/<name>",
-    "reward/term_unscored/<name>", "reward/errors", "kl/ref", "kl/old", "kl/coefficient",
-    "kl/penalty_coefficient", "kl/after_update",
-    "clip/fraction", "clip/low", "clip/high", "entropy", "entropy/sampled", "loss/policy",
-    "update/token_fraction", "loss/value",
-    "value/explained_variance", "advantage/mean", "advantage/std", "completion/length", "completion/truncated",
-    "groups/zero_signal", "gradient_norm", "critic/gradient_norm", "learning_rate", "critic/learning_rate",
-    "tokens_per_second", "seconds/rollout", "seconds/score", "seconds/update", "seconds/sync",
-    "seconds/evaluate", "mismatch/mean_abs", "mismatch/max_abs", "mismatch/kl", "mismatch/ess",
-    "mismatch/rejected", "policy_version", "staleness", "eval/accuracy", "eval/accuracy_low",
-    "eval/accuracy_high", "sft/loss", "sft/eval_loss", "rm/loss", "rm/accuracy", "rm/eval_accuracy",
-    "rm/length_accuracy", "rm/ece",
-]
-# fmt: on
-
-
-def test_everything_that_is_always_logged_is_explained() -> None:
-    assert [name for name in ALWAYS_LOGGED if name not in METRICS] == []
 
 
 def test_no_metric_is_explained_twice() -> None:

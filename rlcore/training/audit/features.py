@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from rlcore.hardware.precision import at_least_float32, compute_dtype, no_autocast, wide_product
 from rlcore.hardware.sharded import device_of, run_forward
-from rlcore.models.architectures import logit_scale
-from rlcore.models.batching import pack_for
+from rlcore.models.architectures import logit_scale, pack_for
 from rlcore.models.policy import completion_states
 from rlcore.text.packing import PackedBatch
 from rlcore.training.experience import token_sequences

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from rlcore.evaluation.conditions import Check
-from rlcore.evaluation.promotion import PromotionDecision
+from rlcore.evaluation.promotion import Check, PromotionDecision
 from rlcore.strict_config import build
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result

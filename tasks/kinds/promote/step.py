@@ -13,8 +13,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from rlcore.errors import ConfigError, DataError
-from rlcore.evaluation.conditions import Check, check_max, check_min
-from rlcore.evaluation.promotion import PairedMetric, PromotionDecision, PromotionRule, decide
+from rlcore.evaluation.promotion import (
+    Check,
+    PairedMetric,
+    PromotionDecision,
+    PromotionRule,
+    check_max,
+    check_min,
+    decide,
+)
 from rlcore.strict_config import to_dict
 from rlcore.tasks.kinds.base.step import import_registered
 from rlcore.tasks.kinds.promote.kind import CHALLENGER_ASKED, CHAMPION_ASKED, WINS, model_name

@@ -12,10 +12,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from rlcore.errors import DataError, NonFiniteError, TrainingError
-from rlcore.evaluation.conditions import Check, check_min
 from rlcore.evaluation.intervals import effective_sample_size
 from rlcore.evaluation.paired_tests import min_sample_size, noninferiority_p, score_interval
-from rlcore.evaluation.promotion import PromotionDecision
+from rlcore.evaluation.promotion import Check, PromotionDecision, check_min
 from rlcore.models.reward_ensemble import load_reward_model
 from rlcore.models.runtime import Runtime
 from rlcore.tasks.presets.sections import Sections

@@ -18,7 +18,7 @@ from rlcore.distributed.distributed_supervised import DistributedReward
 from rlcore.errors import TrainingError
 from rlcore.evaluation.intervals import Interval, cluster_bootstrap, expected_calibration_error, pair_accuracy
 from rlcore.models.integrity import verify_model
-from rlcore.models.reward_scale import RewardScale, RewardScales, lengths_of
+from rlcore.models.reward_ensemble import RewardScale, RewardScales, lengths_of
 from rlcore.models.runtime import Runtime
 from rlcore.seeding import derive_seed
 from rlcore.tasks.drawing.levels import with_bounds

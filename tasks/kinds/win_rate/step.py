@@ -12,9 +12,8 @@ import pandas as pd
 from rlcore.config import WinRateConfig
 from rlcore.config.answers import JudgeConfig
 from rlcore.errors import ConfigError
-from rlcore.evaluation.conditions import check_max
-from rlcore.evaluation.dependence import Dependence, dependence
-from rlcore.evaluation.win_rate import JudgeAudit, PairResults, WinRate, audit_judge, win_rate
+from rlcore.evaluation.promotion import check_max
+from rlcore.evaluation.win_rate import Dependence, JudgeAudit, PairResults, WinRate, audit_judge, dependence, win_rate
 from rlcore.models.integrity import verify_model
 from rlcore.models.runtime import Runtime
 from rlcore.rewards.pair_judge import PairJudge, make_pair_judge

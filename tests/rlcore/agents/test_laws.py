@@ -19,7 +19,7 @@ from rlcore.agents.gateway import Gateway
 from rlcore.agents.requests import read_chat
 from rlcore.agents.session import Asked, Limits, Session
 from rlcore.checks.canaries import mask_canary
-from rlcore.openai_api.errors import ApiError
+from rlcore.openai_api.requests import ApiError
 from rlcore.sampling.base import SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout

@@ -19,8 +19,7 @@ from rlcore.agents.gateway import Gateway
 from rlcore.agents.requests import DECIDED_BY_THE_RUN, OFFER, WITHOUT_EFFECT, read_chat
 from rlcore.agents.responses import Stored, read_responses
 from rlcore.agents.session import Limits, Session
-from rlcore.openai_api.errors import ApiError
-from rlcore.openai_api.requests import Json
+from rlcore.openai_api.requests import ApiError, Json
 from rlcore.text.text_parts import PartEncoder
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt

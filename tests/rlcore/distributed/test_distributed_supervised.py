@@ -30,8 +30,7 @@ from rlcore.hardware.ranks import ONE, Ranks, gather_full
 from rlcore.hardware.sharded import ShardConfig, attach_ranks, shard
 from rlcore.models.loading import load_policy
 from rlcore.models.lora import add_lora
-from rlcore.models.reward_ensemble import load_reward_model
-from rlcore.models.reward_scale import RewardScale, RewardScales
+from rlcore.models.reward_ensemble import RewardScale, RewardScales, load_reward_model
 from rlcore.models.runtime import Runtime
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence

@@ -26,7 +26,7 @@ from rlcore.hardware.machine import (
     slow_dtype_warning,
 )
 from rlcore.hardware.precision import Linear, product, use_onednn
-from rlcore.models.adapter_targets import linear_names
+from rlcore.models.lora import linear_names
 from tests import strategies
 
 CPU = torch.device("cpu")

@@ -38,12 +38,12 @@ from rlcore.hardware.memory_plan import (
     sft_footprint,
 )
 from rlcore.hardware.precision import set_compute_dtype
-from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.models.memory_meter import kv_cache_bytes, measure_peak, num_parameters, optimizer_bytes, weight_bytes
 from rlcore.models.policy import completion_loss, completion_states
 from rlcore.models.preview import model_size
+from rlcore.models.runtime import enable_gradient_checkpointing
 from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.text.packing import TokenSequence, pack
 from rlcore.training.learner import Learner

@@ -22,18 +22,16 @@ from transformers import (
 from rlcore.config import LoraConfig
 from rlcore.errors import ModelError, TrainingError
 from rlcore.hardware.precision import compute_dtype, set_compute_dtype
-from rlcore.models import adapter_targets, batching, policy, weight_names
-from rlcore.models.architectures import positions_of, supports_prompt_sharing
-from rlcore.models.batching import choose_kernels, pack_for
-from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
+from rlcore.models import architectures, lora, policy, weight_names
+from rlcore.models.architectures import choose_kernels, pack_for, positions_of, supports_prompt_sharing
 from rlcore.models.loading import load_policy
 from rlcore.models.logprob_check import check_model
 from rlcore.models.lora import MergedState, add_lora
-from rlcore.models.model_validation import read_config
+from rlcore.models.model_validation import read_config, require_weights
 from rlcore.models.policy import completion_logprobs
 from rlcore.models.preview import model_size
+from rlcore.models.runtime import enable_gradient_checkpointing
 from rlcore.models.scratch import make_tokenizer
-from rlcore.models.stored_weights import require_weights
 from rlcore.models.tree_attention import TREE_ATTENTION
 from rlcore.models.weight_names import to_checkpoint_names
 from rlcore.sampling.base import SamplingParams
@@ -48,7 +46,6 @@ DOCS = Path(__file__).parents[3] / "docs" / "models.md"
 EOS = 2
 RIGHT = [each for each in ARCHITECTURES if not each.refused]
 REFUSED = [each for each in ARCHITECTURES if each.refused]
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # GPT-BigCode's
 
 
 def each_of(architectures: list[Architecture]) -> pytest.MarkDecorator:
@@ -57,7 +54,7 @@ def each_of(architectures: list[Architecture]) -> pytest.MarkDecorator:
 
 @pytest.fixture(autouse=True)
 def _forget_warnings() -> Iterator[None]:
-    batching._log_slow.cache_clear()
+    architectures._log_slow.cache_clear()
     yield
 
 
@@ -125,8 +122,6 @@ def test_packed_logprobs_and_gradients_equal_single_passes(architecture: Archite
     choose_kernels(model)
     assert supports_prompt_sharing(model) == architecture.shares
     check_model(model)
-    if architecture.model_type == "xglm":
-        dtype = torch.float32  # the library's mask of XGLM cannot be made in float64
     model.to(dtype)
     if dtype is torch.float64:
         model.set_experts_implementation("eager")  # the grouped product of experts has no float64
@@ -234,7 +229,7 @@ def test_unsupported_architecture_is_refused(architecture: Architecture) -> None
 
 def test_experts_have_no_adapter_and_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     (mixture,) = [each for each in ARCHITECTURES if each.model_type == "qwen3_moe"]
-    with caplog.at_level("WARNING", logger=adapter_targets.__name__):
+    with caplog.at_level("WARNING", logger=lora.__name__):
         policy = add_lora(make(mixture), LoraConfig(rank=2, alpha=4), "policy", seed=0)
     assert "Experts are not changed." in caplog.text
     assert {path.rpartition(".")[0].rpartition(".")[2] for path in policy.adapter_shapes()} == {
@@ -246,7 +241,7 @@ def test_experts_have_no_adapter_and_are_logged(caplog: pytest.LogCaptureFixture
 
 def test_one_completion_per_row_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     (hybrid,) = [each for each in ARCHITECTURES if each.model_type == "lfm2"]
-    with caplog.at_level("WARNING", logger=batching.__name__):
+    with caplog.at_level("WARNING", logger=architectures.__name__):
         choose_kernels(make(hybrid))
         choose_kernels(make(hybrid))
     assert caplog.text.count("Lfm2ForCausalLM keeps a state from token to token") == 1
@@ -331,7 +326,7 @@ def test_leaking_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = SMALL | {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
     model = Lfm2ForCausalLM(Lfm2Config(**shape)).eval()
     check_model(model)
-    monkeypatch.setattr(batching, "supports_prompt_sharing", lambda model: True)
+    monkeypatch.setattr(architectures, "supports_prompt_sharing", lambda model: True)
     with pytest.raises(ModelError, match="a row of Lfm2ForCausalLM holds one completion"):
         check_model(model)
     monkeypatch.setattr(policy, "supports_prompt_sharing", lambda model: True)

@@ -61,6 +61,7 @@ def test_model_card_by_hand(checkpoint: Path, tmp_path: Path) -> None:
     assert card.num_parameters == 262 * 32 + 2 * (2048 + 1024 + 4608 + 64) + 32
     assert (card.vocabulary_size, card.max_positions, card.dtype, card.tied_embeddings) == (262, 64, "float32", True)
     assert (card.source, card.licence, card.architecture) == ("scratch", "Apache-2.0", "LlamaForCausalLM")
+    assert "lm_head.weight" not in load_file(checkpoint / "model.safetensors")  # tied
     assert card.eos_ids == ChatTokenizer.load(checkpoint).eos_ids == (1,)
     weights = (tmp_path / "model" / "model.safetensors").read_bytes()
     assert card.weights_sha256 == hashlib.sha256(weights).hexdigest()
@@ -93,12 +94,6 @@ def test_imported_folder_keeps_weights_and_drops_sampling_filters(damaged: Path,
     written = json.loads((tmp_path / "imported" / "generation_config.json").read_text(encoding="utf-8"))
     assert written["eos_token_id"] == [1, 5]
     assert not {"top_p", "top_k", "temperature", "do_sample"} & written.keys()
-
-
-def test_tied_embeddings_round_trip(checkpoint: Path) -> None:
-    assert "lm_head.weight" not in load_file(checkpoint / "model.safetensors")
-    model = load_policy(checkpoint, device=CPU, dtype=torch.float32)
-    assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 def test_chat_template_from_file(damaged: Path, tmp_path: Path) -> None:
@@ -165,7 +160,7 @@ class Tomorrow(date):
 
 
 def test_template_date_is_day_of_import(damaged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcore.models.import_tokenizer.date", Tomorrow)
+    monkeypatch.setattr("rlcore.models.importing.date", Tomorrow)
     import_folder(dated(damaged), tmp_path / "first")
     monkeypatch.undo()
     assert first_line(tmp_path / "first") == "Today: 03 February 2031"

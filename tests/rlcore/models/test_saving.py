@@ -22,7 +22,8 @@ from rlcore.models.exporting import export_checkpoint
 from rlcore.models.heads import HEAD_FILE
 from rlcore.models.loading import load_policy, save_model
 from rlcore.models.lora import add_lora
-from rlcore.models.saving import atomic_folder, cast_like, files_digest, save_tensors, weights_digest
+from rlcore.models.saving import atomic_folder, cast_like, save_tensors, weights_digest
+from rlcore.models.source_files import files_digest
 from rlcore.models.unfinished import abandoned, remove_abandoned, unfinished_folder
 from rlcore.text.tokenization import ChatTokenizer
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, make_checkpoint, our_answers

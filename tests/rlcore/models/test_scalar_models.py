@@ -11,14 +11,17 @@ from rlcore.errors import DataError, ModelError
 from rlcore.models.heads import ScalarHeadModel, load_scalar_model, save_head, score_rewards, score_values
 from rlcore.models.reward_ensemble import (
     RewardModel,
+    RewardScale,
+    RewardScales,
+    fit_length_slope,
     keep_layers,
     last_states,
     load_reward_model,
+    measure_scale,
     raw_scores,
     save_members,
     share_frozen,
 )
-from rlcore.models.reward_scale import RewardScale, RewardScales, fit_length_slope, measure_scale
 from rlcore.text.packing import TokenSequence
 from tests import strategies
 from tests.learners import weights_of

@@ -26,10 +26,9 @@ from transformers import (
 )
 from transformers.cache_utils import Cache
 
-from rlcore.sampling import decoding, library_decoding
-from rlcore.sampling.decoding import Decoded, argmax_tokens, decode, sample_tokens
-from rlcore.sampling.kv_cache import GROUPED_ATTENTION, cache_argument, find_gaps, group_rows
-from rlcore.sampling.library_decoding import decode_by_library
+from rlcore.sampling import decoding
+from rlcore.sampling.decoding import Decoded, argmax_tokens, decode, decode_by_library, sample_tokens
+from rlcore.sampling.kv_cache import GROUPED_ATTENTION, cache_argument
 
 NO_EOS = torch.tensor([], dtype=torch.int64)
 
@@ -81,13 +80,6 @@ def test_sampling_a_few_rows_at_a_time_changes_nothing(monkeypatch: pytest.Monke
         monkeypatch.setattr(decoding, "_CHUNK", size)
         for found, expected in zip(sample_tokens(logits, draws, temperature=temperature), whole, strict=True):
             assert torch.equal(found, expected)
-
-
-def test_draws_have_the_frequencies_of_the_distribution() -> None:
-    probabilities = torch.tensor([0.05, 0.6, 0.001, 0.349])
-    uniforms = (torch.arange(100_000) + 0.5) / 100_000
-    tokens, _ = sample_tokens(probabilities.log().expand(100_000, 4), uniforms, temperature=1.0)
-    assert (tokens.bincount() / 100_000).tolist() == pytest.approx(probabilities.tolist(), abs=2e-5)
 
 
 def test_logits_that_are_not_finite_show_in_the_log_probability() -> None:
@@ -271,23 +263,13 @@ def test_it_gives_what_our_own_decoding_gives(eos_ids: torch.Tensor) -> None:
 
 def test_a_prefill_holds_only_so_many_tokens_and_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [(5, 6)] * 3 + [(5, 6, 7)] + [(8, 9)] * 2
-    assert list(library_decoding._parts(prompts)) == [[0, 1, 2, 4, 5], [3]]
-    monkeypatch.setattr(library_decoding, "MAX_PREFILL_TOKENS", 5)
-    assert list(library_decoding._parts(prompts)) == [[0, 1], [2, 4], [5], [3]]
+    assert list(decoding._parts(prompts)) == [[0, 1, 2, 4, 5], [3]]
+    monkeypatch.setattr(decoding, "MAX_PREFILL_TOKENS", 5)
+    assert list(decoding._parts(prompts)) == [[0, 1], [2, 4], [5], [3]]
     draws = uniforms(6, 8)
     in_parts = run_of_library_decoding(prompts, draws, NO_EOS)
     monkeypatch.undo()
     assert torch.equal(run_of_library_decoding(prompts, draws, NO_EOS).tokens, in_parts.tokens)
-
-
-def test_a_filter_of_the_models_own_configuration_would_show() -> None:
-    """The draws are of the whole distribution: the log-probability is that of a plain forward pass."""
-    model = plain()
-    with torch.inference_mode():
-        decoded = decode_by_library(model, [(5, 6, 7)], uniforms(1, 6), choose=argmax_tokens, eos_ids=NO_EOS)
-        whole = torch.cat([torch.tensor([5, 6, 7]), decoded.tokens[0]])[None]
-        exact = model(whole).logits[0, 2:-1].log_softmax(-1).gather(-1, decoded.tokens[0][:, None])[:, 0]
-    torch.testing.assert_close(decoded.logprobs[0], exact, atol=2e-5, rtol=0)
 
 
 class Before(PreTrainedModel):  # type: ignore[misc]
@@ -302,20 +284,6 @@ class After(PreTrainedModel):  # type: ignore[misc]
 def test_a_cache_has_the_name_that_the_model_of_each_version_gives_it(kind: type[PreTrainedModel], name: str) -> None:
     cache = Cache(layers=[])
     assert cache_argument(kind(PreTrainedConfig()), cache) == {name: cache}
-
-
-def test_rows_of_one_prompt_stand_side_by_side() -> None:
-    # Prompt 0 has the rows 1 and 3, prompt 1 the rows 0, 2 and 4: three slots each, and one of prompt 0 is left over.
-    sharing = group_rows(Cache(layers=[]), torch.tensor([1, 0, 1, 0, 1]), torch.ones(2, 4, dtype=torch.bool))
-    assert sharing.slots.tolist() == [1, 3, 0, 0, 2, 4]
-    assert sharing.indices.tolist() == [3, 0, 4, 1, 5]
-    assert sharing.slots[sharing.indices].tolist() == [0, 1, 2, 3, 4]
-
-
-def test_the_last_rows_take_the_places_of_ended_ones() -> None:
-    live = torch.tensor([True, False, True, False, True, True])
-    rows = torch.arange(60.0).view(6, 10)
-    assert find_gaps(live, 4).close(rows)[:, 0].tolist() == [0.0, 40.0, 20.0, 50.0]
 
 
 def test_prompts_are_not_copied_for_their_rows_and_leave_with_the_last(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -390,12 +390,6 @@ def test_a_prompt_outside_the_script_fails(tokenizer: ChatTokenizer, prompts: li
     assert [type(rollout) for rollout in group] == [FailedRollout] * 3
 
 
-def test_weights_change_the_version(tokenizer: ChatTokenizer) -> None:
-    sampler = ScriptedSampler({}, tokenizer)
-    sampler.load_weights({}, policy_version=9)
-    assert sampler.policy_version == 9
-
-
 def test_a_script_with_unequal_lengths_is_refused() -> None:
     with pytest.raises(SamplingError, match="3 tokens and 2 log-probabilities"):
         ScriptedCompletion(completion_ids=(1, 2, 3), sampler_logprobs=(-1.0, -1.0))

@@ -11,8 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.config import RejectionConfig, SamplingConfig
-from rlcore.sampling.difficulty import PassCount, learnability, repeat_counts, sample_by_difficulty
-from rlcore.sampling.rejection import REASONS, Candidate, is_verified, normalised, select, similarity, summarize
+from rlcore.sampling.rejection import (
+    REASONS,
+    Candidate,
+    PassCount,
+    is_verified,
+    learnability,
+    normalised,
+    repeat_counts,
+    sample_by_difficulty,
+    select,
+    summarize,
+)
 from rlcore.types import CORRECT_FROM
 
 
@@ -103,28 +113,6 @@ def test_an_answer_that_differs_in_white_space_alone_is_a_duplicate_for_its_own_
     assert kept(same, keep_per_prompt=3) == [("a", 0), ("a", 2), ("b", 0)]
     assert dropped(same, keep_per_prompt=3) == {"duplicate": 1}
     assert normalised(" 1+1=2;  #### 2\n") == "1+1=2; #### 2"
-
-
-def test_similarity_is_the_jaccard_index_of_runs_of_three_words() -> None:
-    # {a b c, b c d} and {a b c, b c e}: 1 of 3 in common
-    assert similarity("a b c d", "a b c e") == pytest.approx(1 / 3)
-    assert similarity("a b c", "a b c") == 1.0
-    assert similarity("a", "b") == 0.0
-    assert similarity("a b", "a b c") == 1 / 2  # runs of two: {a b} and {a b, b c}
-    assert similarity("", "") == 1.0
-
-
-def test_near_duplicates_go_only_where_a_bound_is_set() -> None:
-    alike = [
-        one("a", 0, "first add one then two"),
-        one("a", 1, "first add one then three"),
-        one("a", 2, "no idea at all"),
-    ]
-    # runs of three: {fao, aot, ott} and {fao, aot, ott'}: 2 of 4 in common
-    assert kept(alike, keep_per_prompt=3) == [("a", 0), ("a", 1), ("a", 2)]
-    assert kept(alike, keep_per_prompt=3, max_similarity=0.5) == [("a", 0), ("a", 1), ("a", 2)]
-    assert kept(alike, keep_per_prompt=3, max_similarity=0.49) == [("a", 0), ("a", 2)]
-    assert dropped(alike, keep_per_prompt=3, max_similarity=0.49) == {"near_duplicate": 1}
 
 
 def test_a_task_that_is_easy_cannot_crowd_out_the_others() -> None:

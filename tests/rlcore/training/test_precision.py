@@ -14,9 +14,9 @@ from transformers import LlamaForCausalLM
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import KlConfig, OptimConfig, SamplingConfig, SftConfig
 from rlcore.hardware.precision import autocast, cast_linears, compute_dtype, set_compute_dtype
-from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import hidden_states
+from rlcore.models.runtime import enable_gradient_checkpointing
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence, pack
 from rlcore.training.checkpoint import load_newest, save_checkpoint

@@ -17,8 +17,7 @@ from rlcore.evaluation.intervals import cluster_bootstrap
 from rlcore.examples import arithmetic
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import add_lora
-from rlcore.models.reward_ensemble import RewardModel, raw_scores
-from rlcore.models.reward_scale import RewardScales
+from rlcore.models.reward_ensemble import RewardModel, RewardScales, raw_scores
 from rlcore.text.packing import TokenSequence
 from rlcore.training.label_audit import audit_labels, linear_pairs
 from rlcore.training.linear_head import LinearPairs, choose_l2, cross_fitted_margins, fit_head, folds_of

@@ -15,8 +15,7 @@ import torch
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.config import RlConfig
 from rlcore.errors import ConfigError, StorageError, TrainingError
-from rlcore.evaluation.conditions import Check
-from rlcore.evaluation.promotion import PromotionDecision
+from rlcore.evaluation.promotion import Check, PromotionDecision
 from rlcore.flows.presets import open_preset
 from rlcore.flows.stages import stages
 from rlcore.loop import HeldOut

@@ -283,7 +283,6 @@ def test_what_changes_the_numbers_is_in_the_key(override: str) -> None:
         "engine.python=/opt/engine/bin/python",
         "engine.replicas=4",
         "engine.gpus.devices=[3]",
-        "engine.weight_transfer=gloo",
         "engine.weight_dir=/data",
         "engine.gpus.gpu_memory_utilization=0.5",
         "engine.kv_cache_gib=2.0",

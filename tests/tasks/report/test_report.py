@@ -13,9 +13,8 @@ from safetensors.torch import save_file
 
 from rlcore.data_contracts.drift.comparison import ColumnDrift, Move
 from rlcore.data_contracts.gate.report import GateReport, RuleResult
-from rlcore.evaluation.conditions import Check
 from rlcore.evaluation.intervals import Interval
-from rlcore.evaluation.promotion import PromotionDecision
+from rlcore.evaluation.promotion import Check, PromotionDecision
 from rlcore.sampling.rejection import RejectionStats
 from rlcore.tasks.kinds.compare import page as comparison
 from rlcore.tasks.kinds.data import kind as data_page
