@@ -15,7 +15,7 @@ from rlcore.algorithms.weighting import WEIGHTINGS
 from rlcore.config import ObjectiveConfig, RlConfig
 from rlcore.errors import ConfigError
 
-_SLOTS = ("advantage", "value_advantage", "ratio", "surrogate", "weighting")
+_SLOTS = ("advantage", "ratio", "surrogate", "weighting")
 _PENALTY = {"penalty_coefficient": "coefficient", "penalty_target": "target"}  # constants of a row's penalty
 
 
@@ -39,9 +39,7 @@ def resolve_algorithm(rl: RlConfig) -> Algorithm:
         )
     critic = rl.critic
     run = {"gamma": critic.gamma, "lam": critic.lam, "constant_length": rl.sampling.max_new_tokens}
-    return with_objective(
-        ALGORITHMS[rl.algorithm], rl.update.objective, name=rl.algorithm, run=run | asdict(critic.gae)
-    )
+    return with_objective(ALGORITHMS[rl.algorithm], rl.update.objective, name=rl.algorithm, run=run)
 
 
 def _refuse_signal_of_groups(rl: RlConfig) -> None:
@@ -115,7 +113,5 @@ def constants_of(row: Algorithm) -> set[str]:
 
 
 def _keywords(function: Any) -> set[str]:
-    if function is None:  # a row without a critic has no value_advantage
-        return set()
     parameters = inspect.signature(function).parameters.values()
     return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}

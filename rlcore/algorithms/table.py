@@ -10,13 +10,12 @@ from types import MappingProxyType
 from rlcore.algorithms.advantages import (
     AdvantageFn,
     batch_normalized,
+    gae,
     group_centered,
     group_normalized,
     group_over_mean,
     leave_one_out,
     per_token_reward,
-    policy_gae,
-    value_gae,
 )
 from rlcore.algorithms.kl import PenaltyController
 from rlcore.algorithms.ratios import RatioFn, completion_ratio, sequence_ratio, token_ratio
@@ -35,10 +34,10 @@ from rlcore.algorithms.weighting import WeightingFn, constant, sequence_mean, se
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """Four pure functions of the policy loss (:mod:`rlcore.algorithms.objective`), and the critic's advantage if any.
+    """Four pure functions of the policy loss (:mod:`rlcore.algorithms.objective`).
 
     A run sets constants by the keyword names of these functions (:func:`rlcore.algorithms.resolve.resolve_algorithm`).
-    With a critic, the advantages are whitened, and ``value_advantage`` defines the critic's returns.
+    With a critic, the advantages are whitened for the policy, and the raw ones define the critic's returns.
 
     With a ``penalty``, a token's loss has the term beta * KL(old || policy), and the learner adapts beta from its start
     in the row (Schulman et al. 2017, eq. 8). The paper's exact KL is replaced by its estimate k3 at the sampled token
@@ -49,13 +48,8 @@ class Algorithm:
     ratio: RatioFn
     surrogate: SurrogateFn
     weighting: WeightingFn
-    value_advantage: AdvantageFn | None = None
+    uses_critic: bool = False
     penalty: PenaltyController | None = None
-
-    @property
-    def uses_critic(self) -> bool:
-        """True if a critic is trained."""
-        return self.value_advantage is not None
 
 
 def _clip(low: float, high: float, surrogate: Callable[..., Surrogate] = ppo_clip) -> SurrogateFn:
@@ -63,8 +57,7 @@ def _clip(low: float, high: float, surrogate: Callable[..., Surrogate] = ppo_cli
     return partial(surrogate, clip_low=low, clip_high=high)
 
 
-_GAE = partial(policy_gae, gamma=1.0, lam=0.95)
-_CRITIC_GAE = partial(value_gae, gamma=1.0, lam=0.95)
+_GAE = partial(gae, gamma=1.0, lam=0.95)
 _PER_LENGTH = partial(constant, constant_length=1024)
 _SOFT_GATE = partial(sapo, gate_positive=1.0, gate_negative=1.05)
 
@@ -87,9 +80,7 @@ _ROWS: dict[str, _Row] = {
     "distil":      (per_token_reward, token_ratio,      _clip(0.2, 0.2),            token_mean),
 }
 # fmt: on
-# rows with a critic: its value_advantage; rows with a penalty: its start
-_CRITICS: dict[str, AdvantageFn] = {"ppo": _CRITIC_GAE, "ppo_penalty": _CRITIC_GAE}
-_PENALTIES = {"ppo_penalty": PenaltyController(coefficient=1.0, target=0.01)}
+_PENALTIES = {"ppo_penalty": PenaltyController(coefficient=1.0, target=0.01)}  # at their start
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
     {
         name: Algorithm(
@@ -97,7 +88,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             ratio=ratio,
             surrogate=surrogate,
             weighting=weighting,
-            value_advantage=_CRITICS.get(name),
+            uses_critic=advantage is _GAE,
             penalty=_PENALTIES.get(name),
         )
         for name, (advantage, ratio, surrogate, weighting) in _ROWS.items()

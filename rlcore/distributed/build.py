@@ -97,10 +97,7 @@ def make_rank_learner(
     first = replace(runtime, device=torch.device("cpu")) if sharding else runtime
     policy = make_policy(plan, first)
     critic, reference = _critic_and_reference(plan, policy, first)
-    is_shared = critic is not None and critic.backbone is policy
-    roots: list[Any] = [critic if is_shared else policy, None if is_shared else critic]
-    if not isinstance(reference, AdaptedModel):
-        roots.append(reference)
+    roots = (policy, critic, None if isinstance(reference, AdaptedModel) else reference)
     shard_models([each for each in roots if each is not None], ranks, sharding, device=device)
     return LocalLearner(_learner(plan, policy, critic), reference)
 
@@ -137,8 +134,7 @@ def _critic_and_reference(
 def _critic(plan: LearnerPlan, policy: Policy, runtime: Runtime) -> ScalarHeadModel:
     """Return the critic with the configured architecture."""
     critic = plan.config.critic
-    if critic.architecture == "shared":
-        return ScalarHeadModel.on_backbone(policy)
+
     if critic.architecture == "separate":
         return ScalarHeadModel.on_backbone(runtime.load_trainable(plan.critic_start))
     if critic.init_from != "policy":

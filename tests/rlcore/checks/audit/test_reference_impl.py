@@ -10,7 +10,7 @@ import torch
 
 from rlcore.algorithms.resolve import resolve_algorithm
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import CriticConfig, GaeConfig, KlConfig, ObjectiveConfig, RlConfig, UpdateConfig
+from rlcore.config import CriticConfig, KlConfig, ObjectiveConfig, RlConfig, UpdateConfig
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.training.audit.reference_impl import ROWS, expected, row_of, token_weights
 from rlcore.training.experience import Experience, build_experience
@@ -30,8 +30,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "distil": {"algorithm": "distil", "kl": KlConfig(coefficient=1.0, apply_to="reward")},
     "masked": {"algorithm": "grpo", "update": UpdateConfig(truncated_completions="mask")},
     "zero": {"algorithm": "rloo", "update": UpdateConfig(truncated_completions="zero")},
-    "values beyond the end": {"algorithm": "ppo", "critic": CriticConfig(gae=GaeConfig(bootstrap_truncated=True))},
-    "vapo": {"algorithm": "ppo", "critic": CriticConfig(lam=0.9, gae=GaeConfig(lam_alpha=0.5, lam_value=1.0))},
+    "values beyond the end": {"algorithm": "ppo", "critic": CriticConfig(bootstrap_truncated=True)},
 }
 
 
@@ -56,7 +55,7 @@ def experience_of(groups: list[list[ScoredRollout]], config: RlConfig, policy: A
         critic=critic,
         temperature=1.0,
         tokens_per_microbatch=256,
-        bootstrap_truncated=config.critic.gae.bootstrap_truncated,
+        bootstrap_truncated=config.critic.bootstrap_truncated,
     )
     return build_experience(
         groups,
