@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -52,11 +52,19 @@ Reference = Mapping[TokenSequence, float]
 """Log-probability of each completion under the reference policy, in nats."""
 
 
-class DpoHandle(Protocol):
-    """Protocol of a policy trained by DPO, in this process or in several."""
+class DpoLearner:
+    """DPO of a model of this process, which may be one of several ranks."""
+
+    def __init__(self, model: Any, config: DpoConfig) -> None:
+        self.model, self.ranks = model, ranks_of(model)
+        self._config, self._tokens = config, config.tokens_per_microbatch
+        self._loss_scale = LossScale.of(model)
 
     def begin(self, sequences: Sequence[TokenSequence], *, num_steps: int) -> None:
         """Prepare ``num_steps`` steps; the current log-probabilities of ``sequences`` become the reference."""
+        self._reference = whole_logprobs(self.model, sequences, tokens_per_microbatch=self._tokens)
+        self._optimizer = make_optimizer([(self.model, self._config.learning_rate)], self._config.optim)
+        self._scheduler = make_scheduler(self._optimizer, self._config.optim, num_steps=num_steps)
 
     def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
         """Take one step; return its loss, both sides' rewards before it, the gradient norm and the next learning rate.
@@ -65,28 +73,6 @@ class DpoHandle(Protocol):
             NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
             TrainingError: One completion, or the optimizer's state, does not fit into memory.
         """
-
-    def rewards(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences"]:
-        """Return implicit rewards of completions passed to :meth:`begin`, float64 [S], without gradient."""
-
-    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
-        """Write the policy as a checkpoint with the tokenizer of ``start``, its initial checkpoint."""
-
-
-class DpoLearner:
-    """:class:`DpoHandle` on a model of this process, which may be one of several ranks."""
-
-    def __init__(self, model: Any, config: DpoConfig) -> None:
-        self.model, self.ranks = model, ranks_of(model)
-        self._config, self._tokens = config, config.tokens_per_microbatch
-        self._loss_scale = LossScale.of(model)
-
-    def begin(self, sequences: Sequence[TokenSequence], *, num_steps: int) -> None:
-        self._reference = whole_logprobs(self.model, sequences, tokens_per_microbatch=self._tokens)
-        self._optimizer = make_optimizer([(self.model, self._config.learning_rate)], self._config.optim)
-        self._scheduler = make_scheduler(self._optimizer, self._config.optim, num_steps=num_steps)
-
-    def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
         (found, self._tokens), norm, self._loss_scale = guarded_step(
             partial(_fitted_gradient, self.model, sets, self._reference, self._config, self._tokens),
             self._optimizer,
@@ -97,12 +83,14 @@ class DpoLearner:
         return {**found, "gradient_norm": norm, "learning_rate": float(self._scheduler.get_last_lr()[0])}
 
     def rewards(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences"]:
+        """Return implicit rewards of completions passed to :meth:`begin`, float64 [S], without gradient."""
         now = whole_logprobs(self.model, sequences, tokens_per_microbatch=self._config.tokens_per_microbatch)
         both = [[each[one] for one in sequences] for each in (now, self._reference)]
         policy, ref = torch.tensor(both, dtype=torch.float64)
         return implicit_rewards(policy, ref, beta=self._config.beta)
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
+        """Write the policy as a checkpoint with the tokenizer of ``start``, its initial checkpoint."""
         state = full_state_dict(self.model)
         self.ranks.broadcast_object(partial(save_model, self.model, start, folder, like_start=like_start, state=state))
         own = MergedState(self.model) if isinstance(self.model, AdaptedModel) else self.model.state_dict()
@@ -121,7 +109,7 @@ def dpo_policy(start: Path, config: DpoConfig, runtime: Runtime, *, seed: int) -
 
 
 def run_dpo_steps(
-    learner: DpoHandle,
+    learner: DpoLearner,
     pairs: Sequence[TokenPair],
     held_out: Sequence[TokenPair],
     config: DpoConfig,
@@ -163,7 +151,7 @@ def whole_logprobs(model: Any, sequences: Sequence[TokenSequence], *, tokens_per
     return dict(zip(sequences, found, strict=True))
 
 
-def pair_margins(learner: DpoHandle, pairs: Sequence[TokenPair]) -> Float64[Tensor, "pairs"]:
+def pair_margins(learner: DpoLearner, pairs: Sequence[TokenPair]) -> Float64[Tensor, "pairs"]:
     """Return implicit reward of the chosen minus the rejected side, float64 [P], without gradient."""
     sequences = different_sequences(pairs)
     rewards = dict(zip(sequences, learner.rewards(sequences).tolist(), strict=True))

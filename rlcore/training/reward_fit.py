@@ -18,7 +18,7 @@ from rlcore.text.packing import TokenSequence
 from rlcore.training.label_audit import SuspectLabel, audit_labels, linear_pairs
 from rlcore.training.linear_head import LinearPairs, choose_l2, fit_head, folds_of
 from rlcore.training.preferences import TokenPair, different_sequences
-from rlcore.training.reward_learner import RewardHandle
+from rlcore.training.reward_learner import RewardLearner
 from rlcore.training.reward_model import Report, minibatches
 
 REFERENCE_PAIRS = 512
@@ -40,7 +40,7 @@ class Fitted:
 
 
 def fit_reward_model(
-    learner: RewardHandle, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
+    learner: RewardLearner, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
 ) -> Fitted:
     """Audit the labels with the untrained backbone, then train ``config.ensemble`` members.
 
@@ -85,7 +85,7 @@ def resample(pairs: Sequence[TokenPair], *, seed: int) -> list[TokenPair]:
 
 
 def _fit_heads(
-    learner: RewardHandle, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
+    learner: RewardLearner, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
 ) -> Fitted:
     """Fit heads on states of a frozen backbone, computed once for heads, audit and reference set."""
     sequences = different_sequences(pairs)

@@ -1,11 +1,11 @@
-"""Training of reward-model members, behind a protocol that hides how many processes take part."""
+"""Training of reward-model members, in one process or on several ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -30,36 +30,45 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Float64
 
 
-class RewardHandle(Protocol):
-    """Protocol of a reward model's members, in this process or in several."""
+class RewardLearner:
+    """Members of a reward model in this process, which may be one of several ranks."""
+
+    def __init__(self, members: Sequence[ScalarHeadModel], config: RewardModelConfig) -> None:
+        self.members, self.ranks = tuple(members), ranks_of(members[0])
+        self._config, self._budget = config, config.tokens_per_microbatch
 
     def features(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences features"]:
         """Return audit features of completions before any step: float64 [S, H + 3]."""
-        ...
+        audit = partial(audit_features, self.members[0].backbone, tokens_per_microbatch=self._budget)
+        return self._shared(audit, sequences)
 
     def states(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "sequences hidden"]:
         """Return the first member's state at the last token of each sequence: float32 [S, H]."""
-        ...
+        state = partial(last_states, self.members[0].backbone, tokens_per_microbatch=self._budget)
+        return self._shared(state, sequences)
 
+    @torch.no_grad()
     def set_heads(self, heads: Float[Tensor, "members hidden"]) -> None:
         """Replace the heads on a backbone that all members share."""
-        ...
+        for member, weights in zip(self.members, heads, strict=True):
+            weight = member.head.weight
+            weight.copy_(shard_like(weight, weights[None].to(weight.device, weight.dtype)))
 
     def begin(self, member: int, *, num_steps: int) -> None:
         """Prepare ``num_steps`` steps of one member."""
-        ...
+        self._steps = RewardSteps(self.members[member], self._config, num_steps=num_steps)
 
     def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
-        """Take one step; return its loss, the accuracy before it, and the gradient norm.
-
-        Raises:
-            NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
-        """
-        ...
+        """Take one step as :meth:`RewardSteps.take <rlcore.training.reward_model.RewardSteps.take>`."""
+        return self._steps.take(sets)
 
     def scores(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "members sequences"]:
         """Return raw scores: float32 [M, S]."""
-        ...
+
+        def score(mine: Sequence[TokenSequence]) -> Tensor:
+            return raw_scores(self.members, mine, tokens_per_microbatch=self._budget).T
+
+        return self._shared(score, sequences).T.contiguous()
 
     def probe(self, sequences: Sequence[TokenSequence]) -> None:
         """Check on a few completions that scores are read at the last token.
@@ -67,52 +76,12 @@ class RewardHandle(Protocol):
         Raises:
             TrainingError: They are read elsewhere.
         """
-        ...
-
-    def save_model(self, start: Path, folder: Path) -> None:
-        """Write backbone and members, with the tokenizer of ``start``, their initial checkpoint."""
-        ...
-
-
-class RewardLearner:
-    """:class:`RewardHandle` on members of this process, which may be one of several ranks."""
-
-    def __init__(self, members: Sequence[ScalarHeadModel], config: RewardModelConfig) -> None:
-        self.members, self.ranks = tuple(members), ranks_of(members[0])
-        self._config, self._budget = config, config.tokens_per_microbatch
-
-    def features(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences features"]:
-        audit = partial(audit_features, self.members[0].backbone, tokens_per_microbatch=self._budget)
-        return self._shared(audit, sequences)
-
-    def states(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "sequences hidden"]:
-        state = partial(last_states, self.members[0].backbone, tokens_per_microbatch=self._budget)
-        return self._shared(state, sequences)
-
-    @torch.no_grad()
-    def set_heads(self, heads: Float[Tensor, "members hidden"]) -> None:
-        for member, weights in zip(self.members, heads, strict=True):
-            weight = member.head.weight
-            weight.copy_(shard_like(weight, weights[None].to(weight.device, weight.dtype)))
-
-    def begin(self, member: int, *, num_steps: int) -> None:
-        self._steps = RewardSteps(self.members[member], self._config, num_steps=num_steps)
-
-    def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
-        return self._steps.take(sets)
-
-    def scores(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "members sequences"]:
-        def score(mine: Sequence[TokenSequence]) -> Tensor:
-            return raw_scores(self.members, mine, tokens_per_microbatch=self._budget).T
-
-        return self._shared(score, sequences).T.contiguous()
-
-    def probe(self, sequences: Sequence[TokenSequence]) -> None:
         first = self.members[0]
         scores = raw_scores((first,), sequences, tokens_per_microbatch=self._budget)[0]
         run_forward(first, partial(require_last_token, first, scores, sequences))
 
     def save_model(self, start: Path, folder: Path) -> None:
+        """Write backbone and members, with the tokenizer of ``start``, their initial checkpoint."""
         backbone = self.members[0].backbone
         state = full_state_dict(backbone)
         self.ranks.broadcast_object(partial(save_model, backbone, start, folder, state=state))

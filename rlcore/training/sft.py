@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
@@ -30,33 +29,8 @@ from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, ma
 Report = Callable[[int, Mapping[str, float]], None]
 
 
-class SftHandle(Protocol):
-    """Protocol of a model trained on demonstrations, in this process or in several."""
-
-    def step(self, minibatch: Sequence[Demonstration]) -> dict[str, float]:
-        """Take one step; return its loss in nats per token, the gradient norm, and the learning rate after it.
-
-        Raises:
-            NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
-            TrainingError: One demonstration, or the optimizer's state, does not fit into memory.
-        """
-        ...
-
-    def mean_loss(self, demonstrations: Sequence[Demonstration]) -> float:
-        """Return the mean negative log-likelihood per assistant token, in nats."""
-        ...
-
-    def shuffle_gap(self, demonstrations: Sequence[Demonstration], *, seed: int) -> ShuffleGap:
-        """Return the rise in loss when answers of different prompts are exchanged."""
-        ...
-
-    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
-        """Write the model as a checkpoint with the tokenizer of ``start``, its initial checkpoint."""
-        ...
-
-
 class SftLearner:
-    """:class:`SftHandle` on a model of this process, which may be one of several ranks."""
+    """Supervised training of a model of this process, which may be one of several ranks."""
 
     def __init__(self, model: PreTrainedModel, config: SftConfig) -> None:
         self.model, self.ranks = model, ranks_of(model)
@@ -66,6 +40,12 @@ class SftLearner:
         self._loss_scale, self._count = LossScale.of(model), 0
 
     def step(self, minibatch: Sequence[Demonstration]) -> dict[str, float]:
+        """Take one step; return its loss in nats per token, the gradient norm, and the learning rate after it.
+
+        Raises:
+            NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
+            TrainingError: One demonstration, or the optimizer's state, does not fit into memory.
+        """
         self._count += 1
         (loss, self._tokens), norm, self._loss_scale = guarded_step(
             partial(self._fitted, minibatch),
@@ -78,12 +58,15 @@ class SftLearner:
         return {"sft/loss": loss, "gradient_norm": norm, "learning_rate": rate}
 
     def mean_loss(self, demonstrations: Sequence[Demonstration]) -> float:
+        """Return the mean negative log-likelihood per assistant token, in nats."""
         return mean_loss(self.model, demonstrations, self._tokens)
 
     def shuffle_gap(self, demonstrations: Sequence[Demonstration], *, seed: int) -> ShuffleGap:
+        """Return the rise in loss when answers of different prompts are exchanged."""
         return measure_shuffle_gap(self.model, demonstrations, tokens_per_microbatch=self._tokens, seed=seed)
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
+        """Write the model as a checkpoint with the tokenizer of ``start``, its initial checkpoint."""
         state = full_state_dict(self.model)
         self.ranks.broadcast_object(partial(save_model, self.model, start, folder, like_start=like_start, state=state))
         held = state if state is not None else self.model.state_dict()
@@ -119,7 +102,7 @@ def train_sft(
 
 
 def run_sft_steps(
-    learner: SftHandle,
+    learner: SftLearner,
     train: Sequence[Demonstration],
     held_out: Sequence[Demonstration],
     config: SftConfig,

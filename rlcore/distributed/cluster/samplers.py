@@ -71,7 +71,7 @@ def open_samplers(cluster: Cluster, model: Path, runtime: Runtime, *, max_concur
     """
     count = cluster.config.ray.num_rollout_workers
     setup = {
-        "model": model.absolute(),
+        "model": model,
         "device": runtime.device.type,
         "dtype": str(runtime.compute_dtype).removeprefix("torch."),
         "threads": cluster.config.ray.cpus,

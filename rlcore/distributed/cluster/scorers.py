@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
-from rlcore.config import RewardTerm, to_dict
+from rlcore.config import RewardTerm
 from rlcore.distributed.cluster.ray_cluster import Cluster, RemoteProcess
 from rlcore.errors import RewardError
 from rlcore.models.runtime import Runtime
@@ -79,8 +79,8 @@ def open_scorers(
     """
     has_gpu = runtime.device.type == "cuda" and cluster.config.ray.reward_worker_gpus > 0.0
     setup = {
-        "terms": [to_dict(term) for term in terms],
-        "models": {name: folder.absolute() for name, folder in models.items()},
+        "terms": tuple(terms),
+        "models": models,
         "device": "cuda" if has_gpu else "cpu",
         "dtype": str(runtime.compute_dtype).removeprefix("torch."),
         "threads": cluster.config.ray.cpus,

@@ -22,8 +22,8 @@ from rlcore.config import (
     RewardModelConfig,
     SftConfig,
 )
-from rlcore.distributed.build import shard_models
-from rlcore.distributed.distributed_supervised import DistributedDpo, DistributedReward, DistributedSft, SupervisedPlan
+from rlcore.distributed.build import SupervisedPlan, shard_models
+from rlcore.distributed.distributed_learner import DistributedSupervised
 from rlcore.distributed.rank_pool import RankPool
 from rlcore.errors import LearnerLostError
 from rlcore.hardware.ranks import ONE, Ranks, gather_full
@@ -124,10 +124,7 @@ def open_group(start: Path, config: SftConfig | DpoConfig | RewardModelConfig) -
     placement = DistributedConfig(backend="processes", learner_ranks=2, timeout_minutes=LONG / 60.0)
     forks = Forks([CPU, CPU])
     plan = SupervisedPlan(start=start, config=config, seed=0)
-    kind: Any = {SftConfig: DistributedSft, DpoConfig: DistributedDpo, RewardModelConfig: DistributedReward}[
-        type(config)
-    ]
-    return kind(plan, placement, RUNTIME, RankPool(forks, 300.0)), forks
+    return DistributedSupervised(plan, placement, RUNTIME, RankPool(forks, 300.0)), forks
 
 
 def test_what_ranks_were_taught_is_saved_as_one_model(start: Path, tmp_path: Path) -> None:
@@ -155,12 +152,6 @@ def test_a_lost_rank_ends_it_and_is_named(start: Path) -> None:
         os.kill(forks.processes[1].pid, signal.SIGKILL)
         with pytest.raises(LearnerLostError, match="rank 1 was ended by SIGKILL"):
             group.step(demonstrations(3))
-
-
-@pytest.mark.parametrize("config", [CONFIG, DPO, REWARDS])
-def test_a_plan_arrives_as_it_was(config: SftConfig | DpoConfig | RewardModelConfig, start: Path) -> None:
-    plan = SupervisedPlan(start=start, config=config, seed=3)
-    assert SupervisedPlan.from_json(plan.to_json()) == plan
 
 
 def preferences(count: int) -> list[TokenPair]:
