@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import KlConfig, OptimConfig, RolloutCorrectionConfig, UpdateConfig
+from rlcore.config import KlConfig, OptimConfig, RewardModelConfig, RolloutCorrectionConfig, UpdateConfig
 from rlcore.models.heads import ScalarHeadModel
+from rlcore.training.checkpoint import capture_state, write_checkpoint
 from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
+from rlcore.training.optim import Report
+from rlcore.training.preferences import TokenPair, preference_sets, shuffled_sets
+from rlcore.training.reward_learner import RewardLearner
 from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import TrainingSample
 from tests import strategies
@@ -34,6 +39,24 @@ def make_learner(name: str = "grpo", *, dtype: torch.dtype = torch.float64, **se
         critic = ScalarHeadModel.with_random_head(backbone, torch.Generator().manual_seed(2)).to(dtype)
     config = strategies.rl_config(name, **({"update": update_config()} | settings))
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
+
+
+def train_reward_model(
+    model: ScalarHeadModel, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
+) -> None:
+    """Train one member by itself, without an audit of labels."""
+    model.train_last_layers(config.backbone.trainable_layers)
+    sizes = {"num_epochs": config.num_epochs, "batch_size": config.batch_size}
+    batches = shuffled_sets(preference_sets(pairs), **sizes, seed=seed, name="reward_model")
+    learner = RewardLearner([model], config)
+    learner.begin(0, num_steps=len(batches))
+    for number, sets in enumerate(batches, start=1):
+        report(number, learner.step(sets))
+
+
+def save_checkpoint(root: Path, step: int, learner: Learner, *, run_state: Mapping[str, Any], **kept: Any) -> Path:
+    """Write a checkpoint at once."""
+    return write_checkpoint(root, step, capture_state(learner, run_state=run_state), **kept)
 
 
 def weights_of(module: torch.nn.Module) -> torch.Tensor:

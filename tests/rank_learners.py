@@ -11,13 +11,11 @@ import torch
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import CriticConfig, KlConfig, LoraConfig, OptimConfig, RlConfig
-from rlcore.hardware.ranks import ONE, Ranks, gather_full
-from rlcore.hardware.sharded import ShardConfig, attach_ranks, shard
+from rlcore.hardware.sharded import ONE, Ranks, ShardConfig, attach_ranks, gather_full, shard
 from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import AdaptedModel, add_lora
-from rlcore.training.checkpoint import load_newest
-from rlcore.training.checkpoint_writer import CheckpointWriter
+from rlcore.training.checkpoint import CheckpointWriter, load_newest
 from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
 from rlcore.training.optim import parameters_of

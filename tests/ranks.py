@@ -20,7 +20,7 @@ import torch
 from rlcore.distributed import rank_process
 from rlcore.distributed.local_ranks import ChildRanks
 from rlcore.distributed.serialization import decode
-from rlcore.hardware.ranks import Ranks, open_ranks
+from rlcore.hardware.sharded import Ranks, open_ranks
 from tests.waiting import LONG
 
 SECONDS = LONG

@@ -32,7 +32,7 @@ from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
 from rlcore.text.demonstrations import render_conversation
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.training.sft import train_sft
+from rlcore.training.sft import SftLearner, run_sft_steps
 from rlcore.types import Message, Prompt
 
 SHAPE = c.ShapeConfig(
@@ -293,7 +293,7 @@ def _start(kind: str) -> Path:
         tokenizer, rows, calls = ChatTokenizer.load(scratch()), rows_of_sums(), kind == "calling"
         made = [render_conversation(tokenizer, _called(asked) if calls else asked, said) for asked, said in rows]
         config = dataclasses.replace(SFT, num_steps=5 * SFT.num_steps) if calls else SFT  # copying takes longer
-        train_sft(model, made, made[::2], config, seed=0, report=lambda *_: None)
+        run_sft_steps(SftLearner(model, config), made, made[::2], config, seed=0, report=lambda *_: None)
     save_model(model, scratch(), home() / kind)
     return home() / kind
 

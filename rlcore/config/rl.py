@@ -168,6 +168,11 @@ class UpdateConfig:
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
 
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """True if an update has several steps. A single step uses its own detached log-probabilities."""
+        return self.num_epochs * self.num_minibatches > 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:

@@ -1,4 +1,4 @@
-"""Construction of learners, of RL and supervised training, from a plan that any process can receive."""
+"""Construction of policy, reference policy and critic of an RL run, from a plan that any process can receive."""
 
 from __future__ import annotations
 
@@ -11,23 +11,18 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from rlcore.algorithms.resolve import resolve_algorithm
-from rlcore.config import DpoConfig, RewardModelConfig, RlConfig, SftConfig
-from rlcore.hardware.ranks import Ranks
-from rlcore.hardware.sharded import ShardConfig, attach_ranks, shard
+from rlcore.algorithms.table import resolve_algorithm
+from rlcore.config import RlConfig
+from rlcore.hardware.sharded import Ranks, ShardConfig, attach_ranks, shard
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.logprob_check import check_model
 from rlcore.models.lora import AdaptedModel, add_lora, load_adapter
 from rlcore.models.runtime import Runtime
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.training.dpo import DpoLearner, dpo_policy
 from rlcore.training.learner import Learner
 from rlcore.training.local_learner import LocalLearner
-from rlcore.training.reward_learner import RewardLearner, reward_backbone, reward_members
-from rlcore.training.sft import SftLearner
 
 Policy: TypeAlias = PreTrainedModel | AdaptedModel
-Supervised: TypeAlias = SftLearner | DpoLearner | RewardLearner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +112,6 @@ def _critic_and_reference(
 
 
 def _critic(plan: LearnerPlan, policy: Policy, runtime: Runtime) -> ScalarHeadModel:
-    """Return the critic with the configured architecture."""
     critic = plan.config.critic
 
     if critic.architecture == "separate":
@@ -125,47 +119,3 @@ def _critic(plan: LearnerPlan, policy: Policy, runtime: Runtime) -> ScalarHeadMo
     if critic.init_from != "policy":
         return ScalarHeadModel.on_backbone(load_adapter(policy, plan.critic_start, "critic"))
     return ScalarHeadModel.on_backbone(add_lora(policy, plan.config.update.lora, "critic", seed=plan.seed))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SupervisedPlan:
-    """Checkpoint and settings of a supervised learner."""
-
-    start: Path
-    config: SftConfig | DpoConfig | RewardModelConfig
-    seed: int
-
-    @property
-    def is_adapted(self) -> bool:
-        """True if a LoRA is trained, on a base that every rank holds completely."""
-        if isinstance(self.config, DpoConfig):
-            return self.config.lora.rank > 0
-        return isinstance(self.config, RewardModelConfig) and self.config.backbone.lora.rank > 0
-
-
-def make_rank_supervised(
-    plan: SupervisedPlan, ranks: Ranks, runtime: Runtime, *, sharding: ShardConfig | None, device: torch.device
-) -> Supervised:
-    """Create the learner of one rank on ``device``: with shards, or without ``sharding`` with all weights.
-
-    Raises:
-        ModelError: The checkpoint cannot be trained.
-    """
-    first = replace(runtime, device=torch.device("cpu")) if sharding else runtime
-    if isinstance(plan.config, SftConfig):
-        model = first.load_trainable(plan.start)
-        check_model(model, ChatTokenizer.load(plan.start))
-        shard_models([model], ranks, sharding, device=device)
-        return SftLearner(model, plan.config)
-    if isinstance(plan.config, DpoConfig):
-        policy = dpo_policy(plan.start, plan.config, first, seed=plan.seed)
-        shard_models([policy], ranks, sharding, device=device)
-        return DpoLearner(policy, plan.config)
-    backbone = reward_backbone(plan.start, plan.config.backbone, first, seed=plan.seed)
-    members = reward_members(backbone, plan.config, seed=plan.seed)
-    roots = {id(member.backbone): member for member in reversed(members)}  # heads on one backbone: the first has it
-    shard_models(roots.values(), ranks, sharding, device=device)
-    for member in members[1:]:
-        if member.backbone is backbone:  # only a head
-            member.head.to(device)
-    return RewardLearner(members, plan.config)

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from rlcore.algorithms.resolve import resolve_algorithm
+from rlcore.algorithms.table import resolve_algorithm
 from rlcore.config.distributed import DistributedConfig
-from rlcore.distributed.build import LearnerPlan, SupervisedPlan
+from rlcore.distributed.build import LearnerPlan
+from rlcore.distributed.build_supervised import SupervisedPlan
 from rlcore.distributed.local_ranks import child_ranks
 from rlcore.distributed.rank_pool import RankPool, rank_setup
 from rlcore.errors import TrainingError
@@ -88,10 +89,6 @@ class DistributedLearner:
     @property
     def has_reference(self) -> bool:
         return self.config.kl.coefficient > 0.0
-
-    @property
-    def needs_old_logprobs(self) -> bool:
-        return self.config.update.num_epochs * self.config.update.num_minibatches > 1
 
     def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> ForwardScores:
         found: ForwardScores = self._call("passes", sequences, needs_policy=needs_policy, cut=cut)
@@ -177,7 +174,6 @@ class DistributedLearner:
         return own | rank_setup(self._distributed, self._runtime, rank, adapted=adapted)
 
     def _call(self, method: str, *arguments: Any, **settings: Any) -> Any:
-        """Call ``method`` on every rank, and return its result."""
         return self._update_state(self.ranks.ask(method, *arguments, **settings))["result"]
 
     def _update_state(self, answer: dict[str, Any]) -> dict[str, Any]:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from rlcore.distributed.build import make_rank_learner, make_rank_supervised
+from rlcore.distributed.build import make_rank_learner
+from rlcore.distributed.build_supervised import make_rank_supervised
 from rlcore.distributed.serialization import encode_error
 from rlcore.hardware.machine import PRECISIONS
-from rlcore.hardware.ranks import Ranks, gather_full, open_ranks
-from rlcore.hardware.sharded import ShardConfig
+from rlcore.hardware.sharded import Ranks, ShardConfig, gather_full, open_ranks
 from rlcore.models.runtime import Runtime
 from rlcore.models.saving import save_tensors
 from rlcore.training.dpo import DpoLearner
@@ -115,7 +115,6 @@ def _supervised_rank(setup: Mapping[str, Any], ranks: Ranks, device: torch.devic
 
 
 def _precision(setup: Mapping[str, Any], device: torch.device) -> tuple[Runtime, ShardConfig | None]:
-    """Return device and precision, and the sharding or None."""
     dtype = PRECISIONS[setup["dtype"]]
     gathered = dtype if setup["narrow"] else None
     sharding = ShardConfig(dtype=gathered, offload=setup["offload"]) if setup["sharded"] else None

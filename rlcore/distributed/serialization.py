@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from rlcore import config, errors
-from rlcore.distributed.build import LearnerPlan, SupervisedPlan
+from rlcore.distributed.build import LearnerPlan
+from rlcore.distributed.build_supervised import SupervisedPlan
 from rlcore.errors import RlcoreError
 from rlcore.hardware.memory import Footprint
 from rlcore.sampling.base import SamplingParams
@@ -36,7 +37,7 @@ from rlcore.training.scoring_models import ForwardScores
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score, ToolCall, TrainingSample
 
-_KINDS = {
+_KINDS: Mapping[str, Any] = {
     kind.__name__: kind
     for kind in (
         Comparison,
@@ -61,7 +62,7 @@ _KINDS = {
         TrainingSample,
         Trial,
         UpdateStats,
-        *(kind for kind in vars(config).values() if dataclasses.is_dataclass(kind)),
+        *(kind for kind in vars(config).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)),
     )
 }
 

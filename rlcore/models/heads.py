@@ -15,8 +15,7 @@ from transformers import PreTrainedModel
 from rlcore.errors import ModelError
 from rlcore.hardware.out_of_memory import oom_retry
 from rlcore.hardware.precision import at_least_float32, no_autocast
-from rlcore.hardware.ranks import gather_full
-from rlcore.hardware.sharded import device_of, ranks_of, run_forward
+from rlcore.hardware.sharded import device_of, gather_full, ranks_of, run_forward
 from rlcore.models.batching import pack_for
 from rlcore.models.policy import hidden_states, scatter_tokens
 from rlcore.models.saving import save_tensors

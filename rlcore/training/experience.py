@@ -17,9 +17,9 @@ from torch import Tensor
 
 from rlcore.algorithms.advantages import AdvantageInputs, has_signal, lay_out_episodes, whiten
 from rlcore.algorithms.kl import k1, k3
+from rlcore.algorithms.objective import explained_variance
 from rlcore.algorithms.ratios import clamped_difference
 from rlcore.algorithms.table import Algorithm
-from rlcore.algorithms.values import explained_variance
 from rlcore.config import KlConfig
 from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.rewards.mix import term_statistics
@@ -126,7 +126,6 @@ def _starts(lengths: Iterable[int]) -> list[int]:
 
 
 def _joined(columns: Sequence[Tensor], parts: Sequence[Sequence[Rollout]]) -> list[Tensor]:
-    """Join the columns of each episode's samples, one after the other."""
     starts = _starts(map(len, parts))
     return [torch.cat(list(columns[start : start + len(part)])) for start, part in zip(starts, parts, strict=True)]
 
@@ -209,7 +208,6 @@ def token_sequences(rollouts: Sequence[Rollout]) -> list[TokenSequence]:
 
 
 def _reference_gaps(passes: ForwardScores, masks: Sequence[Tensor]) -> list[Tensor]:
-    """Return ``old_logprobs - ref_logprobs`` of the policy's tokens."""
     return [clamped_difference(old, ref, mask) for old, ref, mask in zip(passes.old, passes.ref, masks, strict=True)]
 
 

@@ -22,17 +22,20 @@ from rlcore.hardware.sharded import ranks_of
 from rlcore.models.batching import pack_for, rank_indices
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.progress import advance
-from rlcore.training.loss_scale import LossScale
 from rlcore.training.losses import StepLosses, coefficients_of
 from rlcore.training.minibatches import (
     Columns,
+    digest,
+    digest_of_digests,
     num_policy_tokens,
     require_finite,
+    require_same,
     split_by_group,
     token_sequences,
     token_weights,
 )
 from rlcore.training.optim import (
+    LossScale,
     add_gradient,
     clip_gradient,
     make_optimizer,
@@ -42,7 +45,6 @@ from rlcore.training.optim import (
     take_step,
     zero_grad,
 )
-from rlcore.training.sample_digests import digest, digest_of_digests, require_same
 from rlcore.training.update_stats import StatAccumulator, UpdateStats, after_skips
 from rlcore.types import TrainingSample
 
@@ -79,11 +81,6 @@ class Learner:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Optimizer of the policy, and that of the critic if there is one."""
         return [self.optimizer, self.critic_optimizer] if self.critic is not None else [self.optimizer]
-
-    @property
-    def needs_old_logprobs(self) -> bool:
-        """True if an update has several steps. A single step uses its own detached log-probabilities."""
-        return self.config.update.num_epochs * self.config.update.num_minibatches > 1
 
     def update(self, samples: Sequence[TrainingSample], *, seed: int) -> UpdateStats:
         """Train on the samples of one iteration.
@@ -199,7 +196,6 @@ class Learner:
         return before
 
     def _fit(self, work: Callable[[int], StatAccumulator], samples: Sequence[TrainingSample]) -> StatAccumulator:
-        """Run ``work`` with as many tokens per micro-batch as fit into memory."""
         totals, self.tokens_per_microbatch = retry_unless_distributed(
             self.policy, work, self.tokens_per_microbatch, sequences=token_sequences(samples), setting=SETTING
         )

@@ -24,8 +24,7 @@ from rlcore.models.memory_meter import measure_peak, num_parameters, optimizer_b
 from rlcore.text.packing import TokenSequence
 from rlcore.training.audit.optimizer_check import OptimizerChecker
 from rlcore.training.audit.slow_path import SlowPathResult, run_slow_path
-from rlcore.training.checkpoint import load_newest
-from rlcore.training.checkpoint_writer import CheckpointWriter
+from rlcore.training.checkpoint import CheckpointWriter, load_newest
 from rlcore.training.learner import Learner
 from rlcore.training.learner_protocol import PolicyFacts
 from rlcore.training.scoring_models import ForwardScores, ScoringModels, token_scores
@@ -83,10 +82,6 @@ class LocalLearner:
     @property
     def algorithm(self) -> Algorithm:
         return self.learner.algorithm
-
-    @property
-    def needs_old_logprobs(self) -> bool:
-        return self.learner.needs_old_logprobs
 
     @property
     def policy_version(self) -> int:

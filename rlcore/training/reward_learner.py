@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlcore.config import BackboneConfig, RewardModelConfig
-from rlcore.hardware.sharded import full_state_dict, ranks_of, run_forward, shard_like
-from rlcore.models.batching import rank_indices
+from rlcore.hardware.sharded import device_of, full_state_dict, ranks_of, run_forward, shard_like
+from rlcore.models.batching import pack_for, rank_indices
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.loading import save_model
 from rlcore.models.lora import AdaptedModel, add_lora
@@ -23,8 +23,8 @@ from rlcore.seeding import derive_seed, generator
 from rlcore.text.packing import TokenSequence
 from rlcore.training.audit.supervised_data import require_last_token
 from rlcore.training.label_audit import audit_features
-from rlcore.training.preferences import PreferenceSet
-from rlcore.training.reward_model import RewardSteps
+from rlcore.training.optim import Stepper
+from rlcore.training.preferences import PreferenceSet, accumulate_gradient, comparison_loss
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Float64
@@ -56,11 +56,33 @@ class RewardLearner:
 
     def begin(self, member: int, *, num_steps: int) -> None:
         """Prepare ``num_steps`` steps of one member."""
-        self._steps = RewardSteps(self.members[member], self._config, num_steps=num_steps)
+        config, self._model = self._config, self.members[member]
+        self._steps = Stepper(
+            self._model,
+            [(self._model.backbone, config.learning_rate), (self._model.head, config.head_learning_rate)],
+            config.optim,
+            num_steps=num_steps,
+            tokens=self._budget,
+            setting="reward_model.tokens_per_microbatch",
+        )
 
     def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
-        """Take one step as :meth:`RewardSteps.take <rlcore.training.reward_model.RewardSteps.take>`."""
-        return self._steps.take(sets)
+        """Take one step; return its loss, the accuracy before it, the gradient norm and the next learning rate.
+
+        Raises:
+            NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
+        """
+        model = self._model
+
+        def accumulate(tokens: int, scale: float) -> tuple[float, Tensor]:
+            loss = partial(_loss, model, self._config, tokens)
+            name = "the reward model's loss"
+            return accumulate_gradient(model, sets, loss, tokens_per_microbatch=tokens, scale=scale, name=name)
+
+        (loss, (chosen, rejected)), metrics = self._steps.take(
+            accumulate, [one for each in sets for one in each.sequences()]
+        )
+        return {"rm/loss": loss, "rm/accuracy": float((chosen > rejected).double().mean()), **metrics}
 
     def scores(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "members sequences"]:
         """Return raw scores: float32 [M, S]."""
@@ -119,3 +141,15 @@ def reward_members(
         for number, member in enumerate(members):
             member.init_head(generator(derive_seed(seed, "member", number), "reward_head"))
     return members
+
+
+def _loss(
+    model: ScalarHeadModel, config: RewardModelConfig, tokens: int, group: Sequence[PreferenceSet], weight: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss of a micro-batch twice, and the scores of both sides [2, P]; each completion is computed once."""
+    sequences = [sequence for each in group for sequence in each.sequences()]
+    batches = pack_for(model.backbone, sequences, tokens_per_microbatch=tokens)
+    scores = torch.cat([model.sequence_scores(batch.to(device_of(model))) for batch in batches])
+    scores = scores[torch.cat([batch.sequences for batch in batches]).argsort().to(scores.device)]
+    loss, sides = comparison_loss(group, scores, weight, config.loss)
+    return loss, loss, sides

@@ -38,7 +38,7 @@ def uses_critic(rl: RlConfig) -> bool:
     """Return True if the algorithm of these settings trains a critic.
 
     Raises:
-        ConfigError: as :func:`rlcore.algorithms.resolve.resolve_algorithm`.
+        ConfigError: as :func:`rlcore.algorithms.table.resolve_algorithm`.
     """
     facts = algorithm_facts(rl)
     if facts.refused:
@@ -70,7 +70,7 @@ def _deciding(rl: RlConfig) -> RlConfig:
 @remembered
 def _facts(settings: str, code: str) -> dict[str, Any]:
     """Return :class:`AlgorithmFacts` as JSON. ``code``: digest of the code that finds them."""
-    from rlcore.algorithms.resolve import resolve_algorithm  # brings torch
+    from rlcore.algorithms.table import resolve_algorithm  # brings torch
     from rlcore.checks.settings import algorithm_errors
 
     rl = build(RlConfig, json.loads(settings))

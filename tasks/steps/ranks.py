@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from rlcore.choices import choices
 from rlcore.config import DistributedConfig
-from rlcore.distributed.build import SupervisedPlan
+from rlcore.distributed.build_supervised import SupervisedPlan
 from rlcore.distributed.cluster.ray_cluster import open_cluster
-from rlcore.distributed.cluster.remote_ranks import cluster_ranks
+from rlcore.distributed.cluster.remote import cluster_ranks
 from rlcore.distributed.distributed_learner import DistributedSupervised
 from rlcore.distributed.local_ranks import child_ranks
 from rlcore.distributed.rank_pool import RankPool

@@ -10,8 +10,7 @@ from transformers import LlamaConfig
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import UpdateConfig
-from rlcore.hardware.ranks import Ranks, gather_full, open_ranks
-from rlcore.hardware.sharded import ShardConfig, shard
+from rlcore.hardware.sharded import Ranks, ShardConfig, gather_full, open_ranks, shard
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import score_sequences
 from rlcore.training.learner import Learner

@@ -15,8 +15,7 @@ from rlcore.config import LoraConfig, UpdateConfig
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import add_lora
 from rlcore.models.policy import score_sequences
-from rlcore.training.checkpoint import load_newest
-from rlcore.training.checkpoint_writer import CheckpointWriter
+from rlcore.training.checkpoint import CheckpointWriter, load_newest
 from rlcore.training.learner import Learner
 from tests.gpu import micro
 

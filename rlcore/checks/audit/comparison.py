@@ -135,7 +135,7 @@ def _model_errors(
     columns: list[tuple[str, Tensor, Tensor, torch.dtype]] = []
     if item.rollout.policy_version == learner.policy_version:
         columns.append(("the engine's log-probabilities", found.logprobs[number], sample.sampler_logprobs, exact))
-    if learner.needs_old_logprobs or in_reward:
+    if learner.config.update.needs_old_logprobs or in_reward:
         columns.append(("the policy's log-probabilities", found.logprobs[number], sample.old_logprobs, own))
     if found.ref_logprobs and learner.has_reference:
         columns.append(("the reference's log-probabilities", found.ref_logprobs[number], sample.ref_logprobs, own))

@@ -145,7 +145,6 @@ def _kl(estimator: str, gap: Tensor, ratio: Tensor) -> Tensor:
 
 
 def _correction(gap: Tensor, config: RolloutCorrectionConfig) -> Tensor:
-    """Return the rollout correction of each token: detached [n]."""
     gap = gap.detach().clamp(-_LOG_RATIO, _LOG_RATIO)
     weight = (gap.mean().expand(len(gap)) if config.level == "sequence" else gap).exp()
     if config.mode == "mask":

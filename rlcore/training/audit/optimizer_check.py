@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rlcore.config import OptimConfig, RlConfig
-from rlcore.hardware.ranks import is_shard
-from rlcore.hardware.sharded import is_single_process
+from rlcore.hardware.sharded import is_shard, is_single_process
 from rlcore.models.lora import AdaptedModel, MergedState
 from rlcore.seeding import generator, shuffled
 from rlcore.training.learner import Learner
@@ -234,7 +233,6 @@ class _Followed:
 
 
 def _expected_rate(learner: Learner, optimizer: torch.optim.Optimizer) -> float:
-    """Return the scheduled learning rate of this step."""
     config: RlConfig = learner.config
     steps = config.update.num_epochs * config.update.num_minibatches
     highest = config.learning_rate if optimizer is learner.optimizer else config.critic.learning_rate
@@ -274,7 +272,6 @@ def _head_of(model: Any) -> Iterator[nn.Parameter]:
 
 
 def _steps_of(optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> list[float]:
-    """Return the number of steps of each parameter's moments."""
     held = [torch.as_tensor(optimizer.state.get(p, {}).get("step", 0.0)).detach().float().cpu() for p in parameters]
     return torch.stack([each.reshape(()) for each in held]).tolist() if held else []
 

@@ -229,7 +229,6 @@ def _gae(
 
 
 def _relative(rewards: Sequence[float], numbers: Sequence[int], kind: str) -> list[float]:
-    """Return the advantage of each completion relative to its group or to the batch."""
     found = [0.0] * len(rewards)
     groups: dict[int, list[int]] = {}
     for index, number in enumerate(numbers):

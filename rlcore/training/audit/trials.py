@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from rlcore.config import RlConfig
 from rlcore.hardware.precision import compute_dtype
-from rlcore.hardware.ranks import is_shard
+from rlcore.hardware.sharded import is_shard
 from rlcore.seeding import derive_seed, generator, shuffled
 from rlcore.text.packing import TokenSequence
 from rlcore.training.audit.loss_formula import (

@@ -28,12 +28,11 @@ from rlcore.tasks.store.storage import write_json, write_table
 from rlcore.text.packing import TokenSequence
 from rlcore.training import reward_calibration as quality
 from rlcore.training.audit.supervised_data import label_noise, require_gold_pairs, require_labels
-from rlcore.training.label_audit import SuspectLabel
-from rlcore.training.linear_head import folds_of
+from rlcore.training.label_audit import SuspectLabel, folds_of
+from rlcore.training.optim import Report
 from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
 from rlcore.training.reward_fit import fit_reward_model, measure_scales
 from rlcore.training.reward_learner import RewardLearner, reward_backbone, reward_members
-from rlcore.training.reward_model import Report
 
 TABLES = ("reliability.json", "label_audit.parquet")
 NUM_PROBES = 4  # completions that a slow path scores again

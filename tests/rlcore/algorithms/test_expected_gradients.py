@@ -10,8 +10,7 @@ import torch
 
 from rlcore.algorithms.advantages import AdvantageInputs
 from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
-from rlcore.algorithms.resolve import with_constants
-from rlcore.algorithms.table import ALGORITHMS, Algorithm
+from rlcore.algorithms.table import ALGORITHMS, Algorithm, with_constants
 from rlcore.config import RolloutCorrectionConfig
 from tests import strategies
 from tests.reference.table_policy import TablePolicy, Tokens

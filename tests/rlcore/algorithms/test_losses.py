@@ -8,11 +8,11 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlcore.algorithms.kl import KL_LOSSES, KlController, KlLossFn, PenaltyController
+from rlcore.algorithms.objective import explained_variance, value_loss
 from rlcore.algorithms.preference import bradley_terry, implicit_rewards, smoothed
 from rlcore.algorithms.ratios import (
     LOG_RATIO_LIMIT,
@@ -20,10 +20,8 @@ from rlcore.algorithms.ratios import (
     completion_ratio,
     sequence_mean,
     sequence_ratio,
-    token_ratio,
 )
 from rlcore.algorithms.surrogates import SurrogateFn, cispo, dppo_tv, ppo_clip, reinforce, sapo
-from rlcore.algorithms.values import explained_variance, value_loss
 from rlcore.algorithms.weighting import WEIGHTINGS
 
 ALL = torch.ones(3, dtype=torch.bool)
@@ -33,11 +31,6 @@ def test_ratio_by_hand() -> None:
     # exp(-1.8 - (-2.1)) = exp(0.3) = 1.34986
     log_ratio = clamped_difference(torch.tensor([-1.8]), torch.tensor([-2.1]), torch.tensor([True]))
     assert float(log_ratio.exp()) == pytest.approx(1.35, abs=5e-4)
-
-
-def test_token_ratio_is_per_token() -> None:
-    log_ratio = torch.tensor([0.1, -0.2, 0.3])
-    assert token_ratio(log_ratio, torch.tensor([0, 0, 1]), ALL).tolist() == log_ratio.tolist()
 
 
 def test_the_sequence_ratio_is_the_geometric_mean_over_unmasked_tokens() -> None:
@@ -429,16 +422,6 @@ def test_a_hopeless_pair_has_a_finite_loss_and_gradient() -> None:
     assert float(chosen.grad) == pytest.approx(-1.0)
 
 
-def test_a_soft_label_is_fitted_by_its_own_log_odds() -> None:
-    # The gradient in d is σ(d) - p: zero at d = ln(p / (1 - p)) = ln 4 for p = 0.8.
-    difference = torch.tensor([math.log(4.0)], dtype=torch.float64, requires_grad=True)
-    better = torch.tensor([0.8], dtype=torch.float64)
-    columns = {"margins": torch.zeros(1), "probabilities": better, "weights": torch.ones(1)}
-    bradley_terry(difference, torch.zeros(1), **columns).backward()
-    assert difference.grad is not None
-    assert float(difference.grad) == pytest.approx(0.0, abs=1e-12)
-
-
 def test_smoothing_swaps_a_share_of_the_labels() -> None:
     # 1 * 0.9 + 0 * 0.1 = 0.9; 0.7 * 0.9 + 0.3 * 0.1 = 0.66
     assert smoothed(torch.tensor([1.0, 0.7]), 0.1).tolist() == pytest.approx([0.9, 0.66])
@@ -461,17 +444,6 @@ def test_dpo_loss_by_hand() -> None:
     assert float(dpo_loss(policy, ref, 0.1)) == pytest.approx(0.554355, abs=1e-6)
     # A tenth of the labels wrong: 0.9 * 0.554355 - 0.1 ln σ(-0.3) = 0.498920 + 0.1 * 0.854355 = 0.584355
     assert float(dpo_loss(policy, ref, 0.1, 0.1)) == pytest.approx(0.584355, abs=1e-6)
-
-
-@given(st.lists(st.tuples(*[st.floats(-50, 0)] * 4), min_size=1, max_size=5), st.floats(0.01, 2), st.floats(0, 0.49))
-def test_dpo_equals_trls_formula(logprobs: list[tuple[float, ...]], beta: float, smoothing: float) -> None:
-    # TRL's DPOTrainer, loss_type "sigmoid": the losses of pairs by the ratios of policy and reference.
-    columns = torch.tensor(logprobs, dtype=torch.float64).T
-    logratios, ref_logratios = columns[0] - columns[1], columns[2] - columns[3]
-    logits = (logratios - ref_logratios) * beta
-    theirs = -F.logsigmoid(logits) * (1 - smoothing) - F.logsigmoid(-logits) * smoothing
-    ours = dpo_loss(columns[:2], columns[2:], beta, smoothing)
-    assert float(ours) == pytest.approx(float(theirs.mean()), rel=1e-9, abs=1e-12)
 
 
 def test_dpo_gradient_equals_paper() -> None:

@@ -32,7 +32,8 @@ from rlcore.config import (
     TimeoutConfig,
 )
 from rlcore.distributed import local_ranks, rank
-from rlcore.distributed.build import LearnerPlan, SupervisedPlan
+from rlcore.distributed.build import LearnerPlan
+from rlcore.distributed.build_supervised import SupervisedPlan
 from rlcore.distributed.distributed_learner import DistributedLearner
 from rlcore.distributed.local_ranks import rank_devices
 from rlcore.distributed.rank_pool import RankPool

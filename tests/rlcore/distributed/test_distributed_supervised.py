@@ -22,12 +22,12 @@ from rlcore.config import (
     RewardModelConfig,
     SftConfig,
 )
-from rlcore.distributed.build import SupervisedPlan, shard_models
+from rlcore.distributed.build import shard_models
+from rlcore.distributed.build_supervised import SupervisedPlan
 from rlcore.distributed.distributed_learner import DistributedSupervised
 from rlcore.distributed.rank_pool import RankPool
 from rlcore.errors import LearnerLostError
-from rlcore.hardware.ranks import ONE, Ranks, gather_full
-from rlcore.hardware.sharded import ShardConfig, attach_ranks, shard
+from rlcore.hardware.sharded import ONE, Ranks, ShardConfig, attach_ranks, gather_full, shard
 from rlcore.models.loading import load_policy
 from rlcore.models.lora import add_lora
 from rlcore.models.reward_ensemble import load_reward_model
@@ -298,7 +298,7 @@ def preferred(
                 parameters = [each for group in optimizer.param_groups for each in group["params"]]
                 gradients.append(flat(each.grad for each in parameters))
 
-            hook = learner._optimizer.register_step_pre_hook(remember)
+            hook = learner._steps.optimizer.register_step_pre_hook(remember)
             for _ in range(2):  # the second is away from the reference
                 learner.step(sets)
             hook.remove()

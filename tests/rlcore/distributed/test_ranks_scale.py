@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlcore.hardware.ranks import ONE
+from rlcore.hardware.sharded import ONE
 from tests.rank_learners import (
     ADAPTERS,
     CASES,

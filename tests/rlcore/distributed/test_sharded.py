@@ -22,13 +22,15 @@ from transformers import (
 )
 
 from rlcore.errors import CheckpointError, ModelError, NonFiniteError
-from rlcore.hardware.ranks import ONE, Ranks, gather_full
 from rlcore.hardware.sharded import (
+    ONE,
+    Ranks,
     ShardConfig,
     _layers,
     _split,
     attach_ranks,
     full_state_dict,
+    gather_full,
     ranks_of,
     run_forward,
     shard,

@@ -82,14 +82,6 @@ def test_container_limits_free_bytes(small_machine: Path, maximum: str, current:
     assert free_bytes(CPU) == free
 
 
-def test_cgroup_v1_limits_free_bytes(small_machine: Path) -> None:
-    (small_machine / "memory").mkdir()
-    (small_machine / "memory" / "memory.limit_in_bytes").write_text("3000\n", encoding="ascii")
-    (small_machine / "memory" / "memory.usage_in_bytes").write_text("2900\n", encoding="ascii")
-    (small_machine / "memory" / "memory.stat").write_text("inactive_file 0\n", encoding="ascii")
-    assert free_bytes(CPU) == 100
-
-
 def test_free_bytes_may_be_unknown(small_machine: Path) -> None:
     (small_machine / "meminfo").unlink()
     assert free_bytes(CPU) is None
@@ -402,22 +394,6 @@ def test_a_frozen_backbone_of_a_reward_model_is_held_once_and_has_no_gradients()
         SIZE, reward(backbone=BackboneConfig(lora=LoraConfig(rank=2))), compute_bytes=2, gradient_checkpointing=False
     )
     assert (adapted.weights, adapted.gradients) == (200 + 80, 80)
-
-
-def test_plan_of_run_equals_measurement() -> None:
-    config = rl("ppo", kl=KlConfig())
-    policy, critic = strategies.tiny_llama(), strategies.tiny_llama(seed=1)
-    learner = Learner(policy, ScalarHeadModel.on_backbone(critic), algorithm=ALGORITHMS["ppo"], config=config)
-    size = model_size(policy.config)
-    plan = rl_footprint(
-        size, config, uses_critic=True, reward_model=None, compute_bytes=4, gradient_checkpointing=False, num_tokens=16
-    )
-    with measure_peak([learner.policy, learner.critic], learner.optimizers) as meter:
-        learner.update(strategies.random_samples(0, dtype=torch.float32), seed=0)
-    engine = 4 * size.num_parameters
-    assert plan.weights == pytest.approx(meter.weights + engine, rel=0.02)  # heads, and the critic's unused LM head
-    assert plan.gradients == pytest.approx(meter.gradients, rel=0.02)
-    assert plan.optimizer == pytest.approx(optimizer_bytes(learner.optimizers), rel=0.02)
 
 
 def test_format_bytes() -> None:

@@ -22,21 +22,19 @@ from rlcore.config import (
 )
 from rlcore.errors import TrainingError
 from rlcore.hardware.out_of_memory import longest_of, oom_retry, retry_smaller
-from rlcore.hardware.ranks import Ranks
-from rlcore.hardware.sharded import attach_ranks
+from rlcore.hardware.sharded import Ranks, attach_ranks
 from rlcore.models.heads import ScalarHeadModel, score_rewards, score_values
 from rlcore.models.lora import add_lora
 from rlcore.models.policy import score_sequences
 from rlcore.models.reward_ensemble import last_states
 from rlcore.text.demonstrations import Demonstration
-from rlcore.training.checkpoint import load_newest, save_checkpoint
+from rlcore.training.checkpoint import load_newest
 from rlcore.training.label_audit import audit_features
 from rlcore.training.learner import Learner
 from rlcore.training.preferences import TokenPair
-from rlcore.training.reward_model import train_reward_model
-from rlcore.training.sft import train_sft
+from rlcore.training.sft import SftLearner, run_sft_steps
 from tests import learners, strategies
-from tests.learners import weights_of
+from tests.learners import save_checkpoint, train_reward_model, weights_of
 from tests.small_memory import room_for
 
 SAMPLES = strategies.random_samples(0, dtype=torch.float32, num_prompts=4, group_size=4)
@@ -129,7 +127,7 @@ def test_sft_retries_smaller() -> None:
         config = SftConfig(num_steps=4, batch_size=12, learning_rate=1e-2, tokens_per_microbatch=tokens)
         reports: list[Any] = []
         report = lambda step, metrics: reports.append((step, dict(metrics)))  # noqa: E731
-        train_sft(model, demonstrations, demonstrations, config, seed=0, report=report)
+        run_sft_steps(SftLearner(model, config), demonstrations, demonstrations, config, seed=0, report=report)
         return [*reports, weights_of(model).tolist()]
 
     squeezed = strategies.tiny_llama()

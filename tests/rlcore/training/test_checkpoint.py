@@ -34,22 +34,21 @@ from rlcore.config import (
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import add_lora
-from rlcore.training import checkpoint_writer
+from rlcore.training import checkpoint
 from rlcore.training.checkpoint import (
+    CheckpointWriter,
     capture_state,
     is_intact,
     load_newest,
-    save_checkpoint,
     steps_to_keep,
     write_checkpoint,
 )
-from rlcore.training.checkpoint_writer import CheckpointWriter
 from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
-from rlcore.training.manifest import MANIFEST, AppendOnlyFile, has_sealed_prefix, matches_manifest, write_manifest
+from rlcore.training.manifest import MANIFEST, AppendOnlyFile, has_sealed_prefix
 from rlcore.training.scoring_models import ScoringModels
 from tests import learners, strategies
-from tests.learners import weights_of
+from tests.learners import save_checkpoint, weights_of
 
 IDENTITY = {"config": "c1", "data": "d1"}
 make_learner = partial(learners.make_learner, dtype=torch.float32)
@@ -267,7 +266,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         may_write.wait()
         return write_checkpoint(*arguments, **settings)
 
-    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", write)
+    monkeypatch.setattr(checkpoint, "write_checkpoint", write)
     yield may_write
     may_write.set()
 
@@ -304,7 +303,7 @@ def test_next_checkpoint_waits(slow_disk: threading.Event, tmp_path: Path) -> No
 def test_checkpoint_is_synchronous_without_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     learner = make_learner()
     for number, free in enumerate((0, None), start=1):
-        monkeypatch.setattr(checkpoint_writer, "free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(checkpoint, "free_bytes", lambda _, free=free: free)
         writer = CheckpointWriter()
         writer.save(tmp_path, number, learner, run_state={"identity": OTHER_IDENTITY})
         assert is_intact(tmp_path / f"step-{number:06d}")
@@ -397,18 +396,6 @@ def test_lines_wait_for_full_disk(tmp_path: Path) -> None:
     assert (tmp_path / "lines").read_text() == "a\n" + "b" * 2000 + "\n"
 
 
-def test_manifest_detects_changes(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("1")
-    write_manifest(tmp_path)
-    assert matches_manifest(tmp_path, at_least={"a"})
-    assert not matches_manifest(tmp_path, at_least={"a", "b"})
-    (tmp_path / "a").write_text("2")
-    assert not matches_manifest(tmp_path, at_least={"a"})
-    (tmp_path / "a").write_text("1")
-    (tmp_path / "b").write_text("")
-    assert not matches_manifest(tmp_path, at_least={"a"})
-
-
 RUN_STATE = {"identity": IDENTITY, "iteration": 2, "history": [{"reward/mean": 0.1 + 0.2}]}
 REFERENCE = strategies.tiny_llama(seed=7)
 RUN_NAMES = ["grpo", "ppo", "ppo lora", "ppo 8bit", "ppo_penalty"]
@@ -462,7 +449,7 @@ def train_iterations(learner: Learner, first: int, last: int) -> list[dict[str, 
             kl=learner.config.kl,
             kl_coefficient=learner.kl.coefficient,
             truncated="score",
-            need_old_logprobs=learner.needs_old_logprobs,
+            need_old_logprobs=learner.config.update.needs_old_logprobs,
         )
         stats = learner.update(experience.samples, seed=iteration)
         learner.observe_kl(experience.mean_kl, len(experience.samples))

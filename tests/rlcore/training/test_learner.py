@@ -264,7 +264,7 @@ def gradient_of_ours(learner: Learner, truncated: str) -> torch.Tensor:
         kl=kl,
         kl_coefficient=kl.coefficient,
         truncated=truncated,
-        need_old_logprobs=learner.needs_old_logprobs,
+        need_old_logprobs=learner.config.update.needs_old_logprobs,
     )
     return gradients_of(learner, experience.samples)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,22 +11,20 @@ import torch
 from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import KlConfig, OptimConfig, SamplingConfig, SftConfig
+from rlcore.config import KlConfig, SamplingConfig
 from rlcore.hardware.precision import autocast, cast_linears, compute_dtype, set_compute_dtype
 from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import hidden_states
-from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence, pack
-from rlcore.training.checkpoint import load_newest, save_checkpoint
+from rlcore.training.checkpoint import load_newest
 from rlcore.training.experience import build_experience
 from rlcore.training.learner import ROUNDING, Learner
-from rlcore.training.loss_scale import GROWTH_INTERVAL, LARGEST, LossScale
+from rlcore.training.optim import GROWTH_INTERVAL, LARGEST, LossScale
 from rlcore.training.scoring_models import ScoringModels
-from rlcore.training.sft import train_sft
 from rlcore.types import Score
 from tests import strategies
-from tests.learners import gradients_of, on_policy_samples, update_config, weights_of
+from tests.learners import gradients_of, on_policy_samples, save_checkpoint, update_config, weights_of
 from tests.rlcore.models.test_attention import tree_llama
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -179,22 +176,6 @@ def test_compute_dtype_ignores_autocast() -> None:
     assert compute_dtype(tree_llama().to(torch.bfloat16)) == torch.bfloat16
     with autocast(tree_llama().to(torch.bfloat16)):
         assert not torch.is_autocast_enabled("cpu")
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-def test_sft_learns_in_half_precision(dtype: torch.dtype) -> None:
-    # Four sentences by heart: with weights that stay as they were in half precision the loss stays at 1 and more.
-    rows = sequences(4)
-    demonstrations = [Demonstration(sequence=row, loss_mask=(True,) * len(row.completion_ids)) for row in rows]
-    losses: list[float] = []
-    config = SftConfig(num_steps=60, batch_size=4, learning_rate=1e-2, optim=OptimConfig())
-
-    def report(step: int, metrics: Mapping[str, float]) -> None:
-        losses.append(metrics["sft/loss"])
-
-    train_sft(model_in(dtype), demonstrations, demonstrations, config, seed=0, report=report)
-    assert losses[0] > 2.0
-    assert losses[-1] < 0.1
 
 
 def test_overflowing_float16_gradient_is_recomputed() -> None:

@@ -22,9 +22,8 @@ from rlcore.training import optim
 from rlcore.training.audit.loss_formula import kl_sums
 from rlcore.training.audit.optimizer_check import OptimizerChecker, learning_rate_at
 from rlcore.training.learner import Learner
-from rlcore.training.minibatches import split_by_group
+from rlcore.training.minibatches import digest, digest_of, split_by_group
 from rlcore.training.optim import make_optimizer, make_scheduler
-from rlcore.training.sample_digests import digest, digest_of
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Prompt, ScoredRollout
 from tests import strategies

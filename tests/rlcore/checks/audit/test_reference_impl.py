@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.algorithms.resolve import resolve_algorithm
-from rlcore.algorithms.table import ALGORITHMS
+from rlcore.algorithms.table import ALGORITHMS, resolve_algorithm
 from rlcore.config import CriticConfig, KlConfig, ObjectiveConfig, RlConfig, UpdateConfig
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.training.audit.reference_impl import ROWS, expected, row_of, token_weights

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from rlcore.algorithms.kl import KL_LOSSES
-from rlcore.algorithms.resolve import resolve_algorithm, with_constants
-from rlcore.algorithms.table import ALGORITHMS
+from rlcore.algorithms.table import ALGORITHMS, resolve_algorithm, with_constants
 from rlcore.config import CriticConfig, KlConfig, RolloutCorrectionConfig, UpdateConfig
 from rlcore.hardware.precision import compute_dtype, set_compute_dtype
 from rlcore.models.heads import score_rewards
@@ -20,8 +19,8 @@ from rlcore.training.audit import trials
 from rlcore.training.audit.slow_path import MAX_TOKENS, SlowPathResult, run_slow_path
 from rlcore.training.audit.trials import Trial
 from rlcore.training.learner import Learner
-from rlcore.training.loss_scale import LossScale
 from rlcore.training.minibatches import token_sequences
+from rlcore.training.optim import LossScale
 from tests import strategies
 from tests.learners import UNCLIPPED, make_learner, weights_of
 

@@ -19,7 +19,7 @@ from safetensors.torch import save
 from rlcore.config import DistributedConfig, RayConfig, RewardTerm, SamplingConfig
 from rlcore.distributed.cluster import ray_cluster
 from rlcore.distributed.cluster.ray_cluster import connected, open_cluster
-from rlcore.distributed.cluster.remote_ranks import RemoteWeights
+from rlcore.distributed.cluster.remote import RemoteWeights
 from rlcore.errors import ConfigError, LearnerLostError, SamplingError, ServiceError
 from rlcore.extras import install_command
 from rlcore.loop import Components, train
