@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from rlcore.algorithms.table import ALGORITHMS
+from rlcore.algorithms.table import ALGORITHMS, Algorithm
 from rlcore.config import KlConfig, OptimConfig, RewardModelConfig, RolloutCorrectionConfig, UpdateConfig
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.training.checkpoint import capture_state, write_checkpoint
-from rlcore.training.experience import build_experience
+from rlcore.training.experience import Experience, build_experience
 from rlcore.training.learner import Learner
 from rlcore.training.optim import Report
 from rlcore.training.preferences import TokenPair, preference_sets, shuffled_sets
 from rlcore.training.reward_learner import RewardLearner
 from rlcore.training.scoring_models import ScoringModels
-from rlcore.types import TrainingSample
+from rlcore.types import ScoredRollout, TrainingSample
 from tests import strategies
 
 UNCLIPPED = OptimConfig(max_grad_norm=1e9, beta1=0.9, beta2=0.95)
@@ -81,17 +81,23 @@ def gradients_of(learner: Learner, samples: Sequence[TrainingSample], *, step: i
 
 def on_policy_samples(policy: LlamaForCausalLM, seed: int = 0, **shape: int) -> list[TrainingSample]:
     """GRPO samples with true old log-probabilities, float32."""
-    judges = ScoringModels(policy=policy, reference=None, critic=None, temperature=1.0, tokens_per_microbatch=256)
-    experience = build_experience(
-        strategies.random_groups(policy, seed, **shape),
-        ALGORITHMS["grpo"],
-        judges,
-        kl=KlConfig(),
-        kl_coefficient=0.0,
-        truncated="score",
-        need_old_logprobs=True,
-    )
-    return list(experience.samples)
+    return list(experience_of(strategies.random_groups(policy, seed, **shape), ALGORITHMS["grpo"], policy).samples)
+
+
+def experience_of(
+    groups: Sequence[Sequence[ScoredRollout]],
+    algorithm: Algorithm,
+    policy: Any,
+    reference: Any = None,
+    critic: ScalarHeadModel | None = None,
+    **settings: Any,
+) -> Experience:
+    """Experience with old log-probabilities and without KL, unless said otherwise."""
+    models: dict[str, Any] = {"temperature": 1.0, "tokens_per_microbatch": 64, "bootstrap_truncated": False}
+    build: dict[str, Any] = {"kl": KlConfig(), "kl_coefficient": 0.0, "truncated": "score", "need_old_logprobs": True}
+    models |= {name: settings.pop(name) for name in models if name in settings}
+    judges = ScoringModels(policy=policy, reference=reference, critic=critic, **models)
+    return build_experience(groups, algorithm, judges, **(build | settings))
 
 
 def assert_same(ours: torch.Tensor, expected: torch.Tensor, bound: float) -> None:

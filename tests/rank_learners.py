@@ -16,12 +16,10 @@ from rlcore.models.gradient_checkpointing import enable_gradient_checkpointing
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.training.checkpoint import CheckpointWriter, load_newest
-from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
 from rlcore.training.optim import parameters_of
-from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import TrainingSample
-from tests import strategies
+from tests import learners, strategies
 from tests.learners import UNCLIPPED, update_config
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
@@ -173,24 +171,9 @@ def experience_of(case: Case, *, in_reward: bool) -> Callable[[Ranks], list[Trai
             policy = strategies.tiny_llama(dtype=DOUBLE)
             groups = strategies.random_groups(policy, 0)
             kl = KlConfig(coefficient=0.1, apply_to="reward" if in_reward else "loss")
-            judges = ScoringModels(
-                policy=learner.policy,
-                reference=reference,
-                critic=learner.critic,
-                temperature=1.0,
-                tokens_per_microbatch=24,
-                bootstrap_truncated=True,
-            )
-            made = build_experience(
-                groups,
-                learner.algorithm,
-                judges,
-                kl=kl,
-                kl_coefficient=0.1,
-                truncated="score",
-                need_old_logprobs=True,
-            )
-            return list(made.samples)
+            models = (learner.policy, reference, learner.critic)
+            settings = {"tokens_per_microbatch": 24, "bootstrap_truncated": True, "kl": kl, "kl_coefficient": 0.1}
+            return list(learners.experience_of(groups, learner.algorithm, *models, **settings).samples)
 
     return work
 

@@ -43,10 +43,8 @@ from rlcore.training.checkpoint import (
     steps_to_keep,
     write_checkpoint,
 )
-from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
 from rlcore.training.manifest import MANIFEST, AppendOnlyFile, has_sealed_prefix
-from rlcore.training.scoring_models import ScoringModels
 from tests import learners, strategies
 from tests.learners import save_checkpoint, weights_of
 
@@ -433,24 +431,12 @@ def stateful_learner(name: str = "grpo") -> Learner:
 
 def train_iterations(learner: Learner, first: int, last: int) -> list[dict[str, float]]:
     """Iterations ``first`` to ``last``; the rollouts' log-probabilities come from the policy as it is then."""
-    judges = ScoringModels(
-        policy=learner.policy,
-        reference=REFERENCE,
-        critic=learner.critic,
-        temperature=1.0,
-        tokens_per_microbatch=256,
-    )
     history = []
     for iteration in range(first, last + 1):
-        experience = build_experience(
-            strategies.random_groups(learner.policy, iteration),
-            learner.algorithm,
-            judges,
-            kl=learner.config.kl,
-            kl_coefficient=learner.kl.coefficient,
-            truncated="score",
-            need_old_logprobs=learner.config.update.needs_old_logprobs,
-        )
+        groups = strategies.random_groups(learner.policy, iteration)
+        kl: dict[str, Any] = {"kl": learner.config.kl, "kl_coefficient": learner.kl.coefficient}
+        models = (learner.policy, REFERENCE, learner.critic)
+        experience = learners.experience_of(groups, learner.algorithm, *models, **kl)
         stats = learner.update(experience.samples, seed=iteration)
         learner.observe_kl(experience.mean_kl, len(experience.samples))
         history.append({**stats.metrics, **experience.metrics})

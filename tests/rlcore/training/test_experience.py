@@ -24,13 +24,12 @@ from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import score_sequences
 from rlcore.rewards.mix import WeightedReward
 from rlcore.text.packing import TokenSequence
-from rlcore.training.experience import Experience, build_experience, token_rewards
+from rlcore.training.experience import Experience, token_rewards
 from rlcore.training.learner import Learner
 from rlcore.training.minibatches import split_by_group
-from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import ScoredRollout, TrainingSample
 from tests import strategies
-from tests.learners import assert_same, make_learner, update_config, weights_of
+from tests.learners import assert_same, experience_of, make_learner, update_config, weights_of
 from tests.reference import advantages as reference
 
 POLICY = strategies.tiny_llama()
@@ -39,17 +38,8 @@ IN_REWARD = KlConfig(coefficient=0.1, apply_to="reward")
 
 
 def build(groups: Sequence[Sequence[ScoredRollout]], algorithm: str = "grpo", **settings: Any) -> Experience:
-    """Experience without reference and critic, unless given."""
-    judges = ScoringModels(
-        policy=POLICY,
-        reference=settings.pop("reference", None),
-        critic=settings.pop("critic", None),
-        temperature=settings.pop("temperature", 1.0),
-        tokens_per_microbatch=64,
-        bootstrap_truncated=settings.pop("bootstrap_truncated", False),
-    )
-    neutral = {"kl": KlConfig(), "kl_coefficient": 0.0, "truncated": "score", "need_old_logprobs": False}
-    return build_experience(groups, ALGORITHMS[algorithm], judges, **(neutral | settings))
+    """Experience of the policy, without old log-probabilities unless said otherwise."""
+    return experience_of(groups, ALGORITHMS[algorithm], POLICY, **({"need_old_logprobs": False} | settings))
 
 
 def group_of(*values: float | None, **fields: Any) -> list[ScoredRollout]:
@@ -264,15 +254,7 @@ def test_truncated_completion_bootstraps_value() -> None:
 
 
 def build_episodes(groups: Sequence[Sequence[ScoredRollout]], algorithm: str = "grpo", **changes: Any) -> Experience:
-    models = ScoringModels(
-        policy=strategies.tiny_llama(),
-        reference=changes.pop("reference", None),
-        critic=changes.pop("critic", None),
-        temperature=1.0,
-        tokens_per_microbatch=256,
-    )
-    neutral = {"kl": KlConfig(), "kl_coefficient": 0.0, "truncated": "score", "need_old_logprobs": True}
-    return build_experience(groups, ALGORITHMS[algorithm], models, **(neutral | changes))
+    return experience_of(groups, ALGORITHMS[algorithm], strategies.tiny_llama(), **changes)
 
 
 def four_branches() -> list[ScoredRollout]:
@@ -449,16 +431,8 @@ def distilled_experience(policy: LlamaForCausalLM, teacher: LlamaForCausalLM, se
         [replace(strategies.scored_rollout(0.0), rollout=rollout, score=score)]
         for rollout, score in zip(rollouts, scores, strict=True)
     ]
-    judges = ScoringModels(policy=policy, reference=teacher, critic=None, temperature=1.0, tokens_per_microbatch=64)
-    return build_experience(
-        groups,
-        resolve_algorithm(distil_config()),
-        judges,
-        kl=TAUGHT,
-        kl_coefficient=1.0,
-        truncated="score",
-        need_old_logprobs=True,
-    )
+    algorithm = resolve_algorithm(distil_config())
+    return experience_of(groups, algorithm, policy, teacher, kl=TAUGHT, kl_coefficient=1.0)
 
 
 def test_distillation_from_itself_moves_nothing() -> None:

@@ -19,14 +19,12 @@ from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.models.policy import score_sequences
 from rlcore.text.packing import TokenSequence
 from rlcore.training import losses as losses_module
-from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
 from rlcore.training.minibatches import token_sequences
 from rlcore.training.optim import parameters_of
-from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import Rollout, ScoredRollout, TrainingSample
 from tests import strategies
-from tests.learners import assert_same, gradients_of, make_learner, update_config, weights_of
+from tests.learners import assert_same, experience_of, gradients_of, make_learner, update_config, weights_of
 from tests.reference import iteration
 from tests.reference.losses import one_at_a_time
 
@@ -250,22 +248,10 @@ def with_kl_paid(batch: Sequence[iteration.Completion]) -> list[iteration.Comple
 def gradient_of_ours(learner: Learner, truncated: str) -> torch.Tensor:
     """Return the gradient in the optimizers after experience and update."""
     kl = learner.config.kl
-    judges = ScoringModels(
-        policy=learner.policy,
-        reference=REFERENCE if kl.coefficient > 0.0 else None,
-        critic=learner.critic,
-        temperature=1.0,
-        tokens_per_microbatch=40,
-    )
-    experience = build_experience(
-        scored_groups(learner.policy),
-        learner.algorithm,
-        judges,
-        kl=kl,
-        kl_coefficient=kl.coefficient,
-        truncated=truncated,
-        need_old_logprobs=learner.config.update.needs_old_logprobs,
-    )
+    models = (learner.policy, REFERENCE if kl.coefficient > 0.0 else None, learner.critic)
+    settings: dict[str, Any] = {"kl": kl, "kl_coefficient": kl.coefficient, "truncated": truncated}
+    settings["need_old_logprobs"] = learner.config.update.needs_old_logprobs
+    experience = experience_of(scored_groups(learner.policy), learner.algorithm, *models, **settings)
     return gradients_of(learner, experience.samples)
 
 
@@ -359,20 +345,13 @@ def test_the_values_of_an_adapted_critic_do_not_depend_on_the_policys_adapter() 
         learner.update(samples, seed=seed)
     assert learner.critic is not None
     groups = strategies.random_groups(learner.policy, 0)
-    judges = ScoringModels(
-        policy=learner.policy,
-        reference=AdaptedModel(learner.policy.base, ""),
-        critic=learner.critic,
-        temperature=1.0,
-        tokens_per_microbatch=1000,
-    )
-    kl = KlConfig(coefficient=0.1, apply_to="reward")
-    settings: dict[str, Any] = {"kl": kl, "kl_coefficient": 0.1, "truncated": "score", "need_old_logprobs": True}
-    before = build_experience(groups, ALGORITHMS["ppo"], judges, **settings).samples
+    models = (learner.policy, AdaptedModel(learner.policy.base, ""), learner.critic)
+    settings: dict[str, Any] = {"kl": KlConfig(coefficient=0.1, apply_to="reward"), "kl_coefficient": 0.1}
+    before = experience_of(groups, ALGORITHMS["ppo"], *models, **settings).samples
     with torch.no_grad():
         for parameter in learner.policy.parameters():
             parameter.zero_()
-    after = build_experience(groups, ALGORITHMS["ppo"], judges, **settings).samples
+    after = experience_of(groups, ALGORITHMS["ppo"], *models, **settings).samples
     for old, new in zip(before, after, strict=True):
         assert torch.equal(old.values, new.values)
         assert bool(old.values.any())

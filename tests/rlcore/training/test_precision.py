@@ -18,13 +18,11 @@ from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import hidden_states
 from rlcore.text.packing import TokenSequence, pack
 from rlcore.training.checkpoint import load_newest
-from rlcore.training.experience import build_experience
 from rlcore.training.learner import ROUNDING, Learner
 from rlcore.training.optim import GROWTH_INTERVAL, LARGEST, LossScale
-from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import Score
 from tests import strategies
-from tests.learners import gradients_of, on_policy_samples, save_checkpoint, update_config, weights_of
+from tests.learners import experience_of, gradients_of, on_policy_samples, save_checkpoint, update_config, weights_of
 from tests.rlcore.models.test_attention import tree_llama
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -101,22 +99,9 @@ def test_ratio_is_one_before_policy_moves(dtype: torch.dtype, name: str, tempera
         sampling=SamplingConfig(temperature=temperature, max_new_tokens=8),
         update=update_config(num_minibatches=2, num_epochs=2),
     )
-    judges = ScoringModels(
-        policy=subject.policy,
-        reference=None,
-        critic=subject.critic,
-        temperature=temperature,
-        tokens_per_microbatch=64,
-    )
-    experience = build_experience(
-        strategies.random_groups(subject.policy, 3, num_prompts=6, group_size=4),
-        subject.algorithm,
-        judges,
-        kl=subject.config.kl,
-        kl_coefficient=0.0,
-        truncated="score",
-        need_old_logprobs=True,
-    )
+    groups = strategies.random_groups(subject.policy, 3, num_prompts=6, group_size=4)
+    models = (subject.policy, None, subject.critic)
+    experience = experience_of(groups, subject.algorithm, *models, temperature=temperature)
     metrics = subject.update(experience.samples, seed=0).metrics
     assert metrics["clip/fraction"] == 0.0
     assert metrics["kl/old"] < 1e-10
@@ -132,16 +117,7 @@ def test_kl_to_start_is_zero_without_signal(dtype: torch.dtype, tied: bool) -> N
     subject = Learner(policy, None, algorithm=ALGORITHMS["grpo"], config=config)
     groups = strategies.random_groups(policy, 3, num_prompts=4, group_size=4)
     equal = [[replace(item, score=Score(value=1.0, terms={})) for item in group] for group in groups]
-    judges = ScoringModels(policy=policy, reference=reference, critic=None, temperature=1.0, tokens_per_microbatch=64)
-    experience = build_experience(
-        equal,
-        subject.algorithm,
-        judges,
-        kl=config.kl,
-        kl_coefficient=0.1,
-        truncated="score",
-        need_old_logprobs=False,
-    )
+    experience = experience_of(equal, subject.algorithm, policy, reference, kl=config.kl, kl_coefficient=0.1)
     before = weights_of(policy)
     stats = subject.update(experience.samples, seed=0)
     assert stats.metrics["kl/ref"] < 1e-12
