@@ -138,12 +138,12 @@ def open_ranks(rank: int, size: int, *, store: str, device: torch.device, timeou
         dist.destroy_process_group()
 
 
-def is_shard(tensor: torch.Tensor) -> bool:
+def is_shard(tensor: Real[torch.Tensor, "..."]) -> bool:
     """Return True if this rank holds only a shard of the tensor."""
     return hasattr(tensor, "full_tensor")
 
 
-def gather_full(tensor: torch.Tensor) -> torch.Tensor:
+def gather_full(tensor: Real[torch.Tensor, "..."]) -> Real[torch.Tensor, "..."]:
     """Return the full tensor, gathered from its shards; all ranks call it together."""
     return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
 
