@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import LlamaForCausalLM
 
-from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import CriticConfig, KlConfig, OptimConfig, RolloutCorrectionConfig, UpdateConfig
+from rlcore.algorithms.table import ALGORITHMS, Algorithm
+from rlcore.config import KlConfig, OptimConfig, RewardModelConfig, RolloutCorrectionConfig, UpdateConfig
 from rlcore.models.heads import ScalarHeadModel
-from rlcore.training.experience import build_experience
+from rlcore.training.checkpoint import capture_state, write_checkpoint
+from rlcore.training.experience import Experience, build_experience
 from rlcore.training.learner import Learner
+from rlcore.training.optim import Report
+from rlcore.training.preferences import TokenPair, preference_sets, shuffled_sets
+from rlcore.training.reward_learner import RewardLearner
 from rlcore.training.scoring_models import ScoringModels
-from rlcore.types import TrainingSample
+from rlcore.types import ScoredRollout, TrainingSample
 from tests import strategies
 
 UNCLIPPED = OptimConfig(max_grad_norm=1e9, beta1=0.9, beta2=0.95)
@@ -36,16 +41,22 @@ def make_learner(name: str = "grpo", *, dtype: torch.dtype = torch.float64, **se
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
 
 
-def shared_learner(*, dtype: torch.dtype = torch.float64, **settings: Any) -> Learner:
-    """PPO with the critic's head on the policy's backbone; the head is not zero, so that the backbone feels it."""
-    policy = strategies.tiny_llama(dtype=dtype)
-    critic = ScalarHeadModel.on_backbone(policy)
-    with torch.no_grad():
-        critic.head.weight.copy_(torch.randn(1, 24, generator=torch.Generator().manual_seed(0)) * 0.2)
-    critic.head.to(dtype)
-    settings = {"critic": CriticConfig(architecture="shared")} | settings
-    config = strategies.rl_config("ppo", **({"update": update_config()} | settings))
-    return Learner(policy, critic, algorithm=ALGORITHMS["ppo"], config=config)
+def train_reward_model(
+    model: ScalarHeadModel, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
+) -> None:
+    """Train one member by itself, without an audit of labels."""
+    model.train_last_layers(config.backbone.trainable_layers)
+    sizes = {"num_epochs": config.num_epochs, "batch_size": config.batch_size}
+    batches = shuffled_sets(preference_sets(pairs), **sizes, seed=seed, name="reward_model")
+    learner = RewardLearner([model], config)
+    learner.begin(0, num_steps=len(batches))
+    for number, sets in enumerate(batches, start=1):
+        report(number, learner.step(sets))
+
+
+def save_checkpoint(root: Path, step: int, learner: Learner, *, run_state: Mapping[str, Any], **kept: Any) -> Path:
+    """Write a checkpoint at once."""
+    return write_checkpoint(root, step, capture_state(learner, run_state=run_state), **kept)
 
 
 def weights_of(module: torch.nn.Module) -> torch.Tensor:
@@ -70,17 +81,23 @@ def gradients_of(learner: Learner, samples: Sequence[TrainingSample], *, step: i
 
 def on_policy_samples(policy: LlamaForCausalLM, seed: int = 0, **shape: int) -> list[TrainingSample]:
     """GRPO samples with true old log-probabilities, float32."""
-    judges = ScoringModels(policy=policy, reference=None, critic=None, temperature=1.0, tokens_per_microbatch=256)
-    experience = build_experience(
-        strategies.random_groups(policy, seed, **shape),
-        ALGORITHMS["grpo"],
-        judges,
-        kl=KlConfig(),
-        kl_coefficient=0.0,
-        truncated="score",
-        need_old_logprobs=True,
-    )
-    return list(experience.samples)
+    return list(experience_of(strategies.random_groups(policy, seed, **shape), ALGORITHMS["grpo"], policy).samples)
+
+
+def experience_of(
+    groups: Sequence[Sequence[ScoredRollout]],
+    algorithm: Algorithm,
+    policy: Any,
+    reference: Any = None,
+    critic: ScalarHeadModel | None = None,
+    **settings: Any,
+) -> Experience:
+    """Experience with old log-probabilities and without KL, unless said otherwise."""
+    models: dict[str, Any] = {"temperature": 1.0, "tokens_per_microbatch": 64, "bootstrap_truncated": False}
+    build: dict[str, Any] = {"kl": KlConfig(), "kl_coefficient": 0.0, "truncated": "score", "need_old_logprobs": True}
+    models |= {name: settings.pop(name) for name in models if name in settings}
+    judges = ScoringModels(policy=policy, reference=reference, critic=critic, **models)
+    return build_experience(groups, algorithm, judges, **(build | settings))
 
 
 def assert_same(ours: torch.Tensor, expected: torch.Tensor, bound: float) -> None:

@@ -11,19 +11,15 @@ import torch
 
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import CriticConfig, KlConfig, LoraConfig, OptimConfig, RlConfig
-from rlcore.hardware.ranks import ONE, Ranks, gather_full
-from rlcore.hardware.sharded import ShardConfig, attach_ranks, shard
+from rlcore.hardware.sharded import ONE, Ranks, ShardConfig, attach_ranks, gather_full, shard
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.models.runtime import enable_gradient_checkpointing
-from rlcore.training.checkpoint import load_newest
-from rlcore.training.checkpoint_writer import CheckpointWriter
-from rlcore.training.experience import build_experience
+from rlcore.training.checkpoint import CheckpointWriter, load_newest
 from rlcore.training.learner import Learner
 from rlcore.training.optim import parameters_of
-from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import TrainingSample
-from tests import strategies
+from tests import learners, strategies
 from tests.learners import UNCLIPPED, update_config
 
 CPU, DOUBLE = torch.device("cpu"), torch.float64
@@ -36,7 +32,7 @@ class Case:
     """A run of two updates; ``critic``: where it stands. ``shape``: of the samples."""
 
     algorithm: str = "grpo"
-    critic: Literal["separate", "shared", "lora"] = "separate"
+    critic: Literal["separate", "lora"] = "separate"
     rank: int = 0  # of adapters
     tied: bool = True
     recompute: bool = False
@@ -66,19 +62,11 @@ CASES = {
     "ppo": Case(algorithm="ppo"),
     "ppo, penalty": Case(algorithm="ppo_penalty"),
     "ppo, clipped": Case(algorithm="ppo", update={"optim": CLIPPED}),
-    "ppo, head": Case(algorithm="ppo", critic="shared"),
-    "ppo, head that spares the backbone": Case(
-        algorithm="ppo", critic="shared", settings={"critic": CriticConfig(architecture="shared", detach=True)}
-    ),
     "ppo, warm-up": Case(algorithm="ppo", settings={"critic": CriticConfig(warmup_iterations=1)}),
-    "ppo, warm-up of a head": Case(
-        algorithm="ppo", critic="shared", settings={"critic": CriticConfig(architecture="shared", warmup_iterations=1)}
-    ),
 }
 ADAPTERS = {
     "grpo, adapter": Case(rank=2),
     "ppo, adapters": Case(algorithm="ppo", critic="lora", rank=2),
-    "ppo, adapter with a head": Case(algorithm="ppo", critic="shared", rank=2),
 }
 
 
@@ -98,8 +86,7 @@ def make_learner(
         policy = add_lora(policy, LoraConfig(rank=case.rank), "policy", seed=0)
         scatter(policy, dtype)
     critic = _critic(case, policy, dtype) if ALGORITHMS[case.algorithm].uses_critic else None
-    models = [critic] if critic is not None and case.critic == "shared" else [policy, critic]
-    for model in (each for each in models if each is not None and (ranks.size * ranks.width > 1 or held == "offload")):
+    for model in filter(None, (policy, critic)) if ranks.size > 1 or held == "offload" else ():
         if held == "replicate":
             attach_ranks(model, ranks)
         else:
@@ -184,24 +171,9 @@ def experience_of(case: Case, *, in_reward: bool) -> Callable[[Ranks], list[Trai
             policy = strategies.tiny_llama(dtype=DOUBLE)
             groups = strategies.random_groups(policy, 0)
             kl = KlConfig(coefficient=0.1, apply_to="reward" if in_reward else "loss")
-            judges = ScoringModels(
-                policy=learner.policy,
-                reference=reference,
-                critic=learner.critic,
-                temperature=1.0,
-                tokens_per_microbatch=24,
-                bootstrap_truncated=True,
-            )
-            made = build_experience(
-                groups,
-                learner.algorithm,
-                judges,
-                kl=kl,
-                kl_coefficient=0.1,
-                truncated="score",
-                need_old_logprobs=True,
-            )
-            return list(made.samples)
+            models = (learner.policy, reference, learner.critic)
+            settings = {"tokens_per_microbatch": 24, "bootstrap_truncated": True, "kl": kl, "kl_coefficient": 0.1}
+            return list(learners.experience_of(groups, learner.algorithm, *models, **settings).samples)
 
     return work
 

@@ -32,7 +32,7 @@ from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
 from rlcore.text.demonstrations import render_conversation
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.training.sft import train_sft
+from rlcore.training.sft import SftLearner, run_sft_steps
 from rlcore.types import Message, Prompt
 
 SHAPE = c.ShapeConfig(
@@ -75,8 +75,7 @@ def _update(**others: Any) -> dict[str, Any]:
     return {"update": c.UpdateConfig(**others)}
 
 
-_SHARED = dataclasses.replace(_CRITIC, architecture="shared")
-_CUT = _ppo(dataclasses.replace(_CRITIC, gae=c.GaeConfig(bootstrap_truncated=True)), update=_TWICE)
+_CUT = _ppo(dataclasses.replace(_CRITIC, bootstrap_truncated=True), update=_TWICE)
 SCENES: Mapping[str, Mapping[str, Any]] = {
     "grpo": {},
     "grpo, 2 epochs": {"update": _TWICE},
@@ -90,9 +89,7 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
         **_update(truncated_completions="mask"),
     },
     "ppo": _ppo(kl=c.KlConfig(coefficient=0.05, apply_to="reward"), update=_TWICE),
-    "ppo, head on the backbone": _ppo(_SHARED),
     "ppo, the critic warms up": _ppo(dataclasses.replace(_CRITIC, warmup_iterations=3)),
-    "ppo, head on the backbone, which warms up": _ppo(dataclasses.replace(_SHARED, warmup_iterations=3)),
     "rloo": {"algorithm": "rloo"},
     CALCULATOR: {"sampling": c.SamplingConfig(max_new_tokens=3 * MAX_NEW_TOKENS)},
     "grpo, longer": {"num_iterations": 5 * NUM_ITERATIONS},
@@ -294,7 +291,7 @@ def _start(kind: str) -> Path:
         tokenizer, rows, calls = ChatTokenizer.load(scratch()), rows_of_sums(), kind == "calling"
         made = [render_conversation(tokenizer, _called(asked) if calls else asked, said) for asked, said in rows]
         config = dataclasses.replace(SFT, num_steps=5 * SFT.num_steps) if calls else SFT  # copying takes longer
-        train_sft(model, made, made[::2], config, seed=0, report=lambda *_: None)
+        run_sft_steps(SftLearner(model, config), made, made[::2], config, seed=0, report=lambda *_: None)
     save_model(model, scratch(), new_folder(kind))
     return new_folder(kind)
 

@@ -47,7 +47,7 @@ from rlcore.training.audit import shuffle_gap, supervised_data
 from rlcore.training.preferences import TokenPair
 from rlcore.training.reward_fit import Fitted, fit_reward_model
 from rlcore.training.reward_learner import RewardLearner, reward_members
-from rlcore.training.sft import train_sft
+from rlcore.training.sft import SftLearner, run_sft_steps
 from rlcore.types import Message, Rollout
 
 Play = Callable[[ExitStack], Verdict]
@@ -167,7 +167,7 @@ def _sft(given: Callable[[], Rows], stack: ExitStack, *, rows: Turn = list, toke
     def work() -> None:
         supervised_data.require_demonstrations(said, made, tokenizer)
         shuffle_gap.require_rare_word_matches(shuffle_gap.match_rare_words(said), SftConfig.min_rare_word_match)
-        train_sft(model, made[::2], made[1::2], SFT, seed=0, report=lambda *_: None)
+        run_sft_steps(SftLearner(model, SFT), made[::2], made[1::2], SFT, seed=0, report=lambda *_: None)
         found = shuffle_gap.measure_shuffle_gap(model, made[1::2], tokens_per_microbatch=4096, seed=0)
         shuffle_gap.require_shuffle_gap(found, SftConfig.min_shuffle_gap)
 

@@ -15,7 +15,7 @@ import torch
 from benchmarks.peers.record import Record
 from benchmarks.peers.work import EOS, Work, advantages, parity, text_of
 from rlcore import config
-from rlcore.algorithms.resolve import resolve_algorithm
+from rlcore.algorithms.table import resolve_algorithm
 from rlcore.components import Components
 from rlcore.hardware.precision import set_compute_dtype
 from rlcore.loop import iteration
@@ -37,7 +37,7 @@ from rlcore.training.learner import Learner
 from rlcore.training.local_learner import LocalLearner
 from rlcore.training.preferences import TokenPair
 from rlcore.training.reward_learner import RewardLearner
-from rlcore.training.sft import train_sft
+from rlcore.training.sft import SftLearner, run_sft_steps
 from rlcore.types import TrainingSample
 
 OPTIM = config.OptimConfig(beta2=0.999)
@@ -206,7 +206,7 @@ def sft(work: Work, record: Record, microbatch: int, option: str) -> None:
     for row in rows * work.steps:
         ids = (*row.sequence.prompt_ids, *row.sequence.completion_ids)
         record.see(ids, trained=sum(row.loss_mask), value=1.0)
-    train_sft(model, rows, rows[:1], settings, seed=0, report=_silent)
+    run_sft_steps(SftLearner(model, settings), rows, rows[:1], settings, seed=0, report=_silent)
     print(record.report())
 
 

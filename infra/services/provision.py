@@ -283,8 +283,7 @@ def with_form(schema: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
 
 def keys_form(algorithm: str) -> dict[str, Any]:
     """Return the JSON schema of the keys of a stage that the row of an algorithm uses."""
-    from rlcore.algorithms.resolve import constants_of
-    from rlcore.algorithms.table import ALGORITHMS
+    from rlcore.algorithms.table import ALGORITHMS, constants_of
     from rlcore.tasks.presets.key_reference import preset_schema
 
     row, tables = ALGORITHMS[algorithm], preset_schema()["$defs"]

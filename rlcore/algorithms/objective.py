@@ -1,8 +1,9 @@
-"""Policy loss: ``sum of weight * (surrogate + beta * KL - c_H * entropy)`` over the tokens of a micro-batch.
+"""Losses of policy and critic: weighted sums of ``surrogate + beta * KL - c_H * entropy`` and of value losses.
 
 KL is to the reference policy, and for rows with a penalty also from the old policy, each with its beta.
 
-The weights are normalized over the whole optimizer step, so the losses of micro-batches add up.
+The weights are normalized over the whole optimizer step, so the losses of micro-batches add up. The critic's loss per
+token gets the same weights.
 """
 
 from __future__ import annotations
@@ -144,3 +145,29 @@ def mismatch_correction(
     }
     maxima = {"mismatch/max_abs": difference.abs().max() if len(difference) else difference.sum()}
     return correction, sums, maxima
+
+
+def value_loss(
+    values: Float[Tensor, "tokens"],
+    old_values: Float[Tensor, "tokens"],
+    returns: Float[Tensor, "tokens"],
+    *,
+    clip_range: float,
+) -> Float[Tensor, "tokens"]:
+    """Return ``0.5 * max((V - R)^2, (clip(V, V_old ± clip_range) - R)^2)`` per token, [N]; no clip if it is 0."""
+    loss = (values - returns).square()
+    if clip_range > 0.0:
+        clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
+        loss = torch.maximum(loss, (clipped - returns).square())
+    return 0.5 * loss
+
+
+def explained_variance(values: Float[Tensor, "tokens"], returns: Float[Tensor, "tokens"]) -> float:
+    """Return ``1 - Var(returns - values) / Var(returns)`` over [N] tokens; 0 if the returns do not vary.
+
+    1 means a perfect critic, 0 one that is no better than a constant, and less than 0 one that is worse.
+    """
+    variance = returns.var(unbiased=False)
+    if float(variance) <= 1e-12:
+        return 0.0
+    return float(1.0 - (returns - values).var(unbiased=False) / variance)

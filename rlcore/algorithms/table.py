@@ -1,44 +1,38 @@
-"""Table of algorithms: one row of pure functions each. A new algorithm is a row here and a test."""
+"""Table of algorithms: one row of pure functions each, with the constants of a run. A new one is a row and a test."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from rlcore.algorithms.advantages import (
     AdvantageFn,
     batch_normalized,
+    gae,
     group_centered,
     group_normalized,
     group_over_mean,
     leave_one_out,
     per_token_reward,
-    policy_gae,
-    value_gae,
 )
 from rlcore.algorithms.kl import PenaltyController
 from rlcore.algorithms.ratios import RatioFn, completion_ratio, sequence_ratio, token_ratio
-from rlcore.algorithms.surrogates import (
-    Surrogate,
-    SurrogateFn,
-    cispo,
-    dppo_tv,
-    ppo_clip,
-    reinforce,
-    sapo,
-    unclipped,
-)
-from rlcore.algorithms.weighting import WeightingFn, constant, sequence_mean, sequence_sum, token_mean
+from rlcore.algorithms.surrogates import Surrogate, SurrogateFn, cispo, dppo_tv, ppo_clip, reinforce, sapo, unclipped
+from rlcore.algorithms.weighting import WEIGHTINGS, WeightingFn, constant, sequence_mean, sequence_sum, token_mean
+from rlcore.config import ObjectiveConfig, RlConfig
+from rlcore.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """Four pure functions of the policy loss (:mod:`rlcore.algorithms.objective`), and the critic's advantage if any.
+    """Four pure functions of the policy loss (:mod:`rlcore.algorithms.objective`).
 
-    A run sets constants by the keyword names of these functions (:func:`rlcore.algorithms.resolve.resolve_algorithm`).
-    With a critic, the advantages are whitened, and ``value_advantage`` defines the critic's returns.
+    A run sets constants by the keyword names of these functions (:func:`resolve_algorithm`).
+    With a critic, the advantages are whitened for the policy, and the raw ones define the critic's returns.
 
     With a ``penalty``, a token's loss has the term beta * KL(old || policy), and the learner adapts beta from its start
     in the row (Schulman et al. 2017, eq. 8). The paper's exact KL is replaced by its estimate k3 at the sampled token
@@ -49,22 +43,15 @@ class Algorithm:
     ratio: RatioFn
     surrogate: SurrogateFn
     weighting: WeightingFn
-    value_advantage: AdvantageFn | None = None
+    uses_critic: bool = False
     penalty: PenaltyController | None = None
-
-    @property
-    def uses_critic(self) -> bool:
-        """True if a critic is trained."""
-        return self.value_advantage is not None
 
 
 def _clip(low: float, high: float, surrogate: Callable[..., Surrogate] = ppo_clip) -> SurrogateFn:
-    """Bind the two clip bounds to a surrogate."""
     return partial(surrogate, clip_low=low, clip_high=high)
 
 
-_GAE = partial(policy_gae, gamma=1.0, lam=0.95)
-_CRITIC_GAE = partial(value_gae, gamma=1.0, lam=0.95)
+_GAE = partial(gae, gamma=1.0, lam=0.95)
 _PER_LENGTH = partial(constant, constant_length=1024)
 _SOFT_GATE = partial(sapo, gate_positive=1.0, gate_negative=1.05)
 
@@ -87,9 +74,7 @@ _ROWS: dict[str, _Row] = {
     "distil":      (per_token_reward, token_ratio,      _clip(0.2, 0.2),            token_mean),
 }
 # fmt: on
-# rows with a critic: its value_advantage; rows with a penalty: its start
-_CRITICS: dict[str, AdvantageFn] = {"ppo": _CRITIC_GAE, "ppo_penalty": _CRITIC_GAE}
-_PENALTIES = {"ppo_penalty": PenaltyController(coefficient=1.0, target=0.01)}
+_PENALTIES = {"ppo_penalty": PenaltyController(coefficient=1.0, target=0.01)}  # at their start
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
     {
         name: Algorithm(
@@ -97,9 +82,111 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             ratio=ratio,
             surrogate=surrogate,
             weighting=weighting,
-            value_advantage=_CRITICS.get(name),
+            uses_critic=advantage is _GAE,
             penalty=_PENALTIES.get(name),
         )
         for name, (advantage, ratio, surrogate, weighting) in _ROWS.items()
     }
 )
+
+
+_SLOTS = ("advantage", "ratio", "surrogate", "weighting")
+_PENALTY = {"penalty_coefficient": "coefficient", "penalty_target": "target"}  # constants of a row's penalty
+
+
+def resolve_algorithm(rl: RlConfig) -> Algorithm:
+    """Return the configured row of the table, with the run's constants.
+
+    Raises:
+        ConfigError: The row does not exist, or does not use one of the constants.
+    """
+    if rl.algorithm not in ALGORITHMS:
+        raise ConfigError(f"unknown algorithm {rl.algorithm!r}", fix=f"choose one of {', '.join(ALGORITHMS)}")
+    _refuse_signal_of_groups(rl)
+    _refuse_penalty_of_one_step(rl)
+    if ALGORITHMS[rl.algorithm].advantage is per_token_reward and not (
+        rl.kl.coefficient and rl.kl.apply_to == "reward"
+    ):
+        raise ConfigError(
+            f"{rl.algorithm} trains on per-token rewards, but the KL to the reference policy is not in the reward",
+            where="kl.apply_to",
+            fix="set kl.apply_to = 'reward' and kl.coefficient = 1.0",
+        )
+    critic = rl.critic
+    run = {"gamma": critic.gamma, "lam": critic.lam, "constant_length": rl.sampling.max_new_tokens}
+    return with_objective(ALGORITHMS[rl.algorithm], rl.update.objective, name=rl.algorithm, run=run)
+
+
+def _refuse_signal_of_groups(rl: RlConfig) -> None:
+    """Raise ConfigError if zero-signal groups are skipped or replaced although they carry a signal."""
+    row, sampling = ALGORITHMS[rl.algorithm], rl.sampling
+    if not row.uses_critic and row.advantage is not per_token_reward:
+        return
+    why = "a critic" if row.uses_critic else "per-token rewards"
+    for name, is_set, off in (
+        ("dynamic_sampling_rounds", sampling.dynamic_sampling_rounds > 0, 0),
+        ("zero_signal_keep_prob", sampling.zero_signal_keep_prob < 1.0, 1),
+    ):
+        if is_set:
+            raise ConfigError(
+                f"{rl.algorithm} does not use {name}: with {why}, groups of equal rewards have a signal",
+                where=f"sampling.{name}",
+                fix=f"set it to {off}, or choose an algorithm whose advantages compare a group's rewards",
+            )
+
+
+def _refuse_penalty_of_one_step(rl: RlConfig) -> None:
+    """Raise ConfigError if an algorithm with a penalty takes one step per iteration."""
+    if ALGORITHMS[rl.algorithm].penalty and rl.steps_per_iteration == 1:
+        raise ConfigError(
+            f"{rl.algorithm} needs several optimizer steps per iteration: in the first, the policy is the old policy, "
+            "and the penalty has no gradient",
+            where="update.num_minibatches",
+            fix="set update.num_epochs to 2, or update.num_minibatches to 2 with 2 prompts per iteration, or more",
+        )
+
+
+def with_objective(
+    row: Algorithm, objective: ObjectiveConfig, *, name: str, run: Mapping[str, Any] = MappingProxyType({})
+) -> Algorithm:
+    """Return the row ``name`` with all constants that ``objective`` sets, and those of ``run`` that the row uses.
+
+    Raises:
+        ConfigError: The row does not use a setting of ``objective``.
+    """
+    chosen = {setting: value for setting, value in asdict(objective).items() if value is not None}
+    if "weighting" in chosen:
+        row = replace(row, weighting=WEIGHTINGS[chosen.pop("weighting")])
+    known = [setting for setting in asdict(objective) if setting in constants_of(row)]
+    for setting in chosen:
+        if setting not in known:
+            raise ConfigError(
+                f"{name} does not use {setting}",
+                where=f"update.objective.{setting}",
+                fix=f"it uses: {', '.join(known) or 'no constant'}",
+            )
+    return with_constants(row, {**run, **chosen})
+
+
+def with_constants(row: Algorithm, constants: Mapping[str, Any]) -> Algorithm:
+    """Bind the constants to each function of the row that has a keyword of that name, and set those of its penalty."""
+    changed: dict[str, Any] = {}
+    for slot in _SLOTS:
+        function = getattr(row, slot)
+        used = {name: value for name, value in constants.items() if name in _keywords(function)}
+        if used:
+            changed[slot] = partial(function, **used)
+    penalty = {field: constants[name] for name, field in _PENALTY.items() if name in constants}
+    if row.penalty and penalty:
+        changed["penalty"] = replace(row.penalty, **penalty)
+    return replace(row, **changed)
+
+
+def constants_of(row: Algorithm) -> set[str]:
+    """Return the names of a row's constants: the keyword-only parameters of its functions, and those of its penalty."""
+    return {name for slot in _SLOTS for name in _keywords(getattr(row, slot))} | set(_PENALTY if row.penalty else ())
+
+
+def _keywords(function: Any) -> set[str]:
+    parameters = inspect.signature(function).parameters.values()
+    return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}

@@ -9,7 +9,7 @@ import torch
 from transformers import PretrainedConfig
 
 from rlcore.algorithms.advantages import AdvantageInputs
-from rlcore.algorithms.resolve import resolve_algorithm
+from rlcore.algorithms.table import resolve_algorithm
 from rlcore.config import RlConfig
 from rlcore.errors import ConfigError
 from rlcore.models.architectures import max_positions

@@ -11,7 +11,6 @@ from rlcore.config.health import LIMITS, AuditConfig, HealthConfig, Limit, Limit
 from rlcore.config.rl import (
     CheckpointConfig,
     CriticConfig,
-    GaeConfig,
     KlConfig,
     ObjectiveConfig,
     RewardTerm,
@@ -65,7 +64,6 @@ __all__ = [
     "EngineConfig",
     "EpisodeConfig",
     "Fraction",
-    "GaeConfig",
     "GpuConfig",
     "HardwareConfig",
     "HealthConfig",

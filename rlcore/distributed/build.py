@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from rlcore.algorithms.resolve import resolve_algorithm
-from rlcore.config import RlConfig, to_dict
-from rlcore.hardware.ranks import Ranks
-from rlcore.hardware.sharded import ShardConfig, attach_ranks, shard
+from rlcore.algorithms.table import resolve_algorithm
+from rlcore.config import RlConfig
+from rlcore.hardware.sharded import Ranks, ShardConfig, attach_ranks, shard
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.logprob_check import check_model
 from rlcore.models.lora import AdaptedModel, add_lora, load_adapter
 from rlcore.models.runtime import Runtime
-from rlcore.strict_config import build
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.learner import Learner
 from rlcore.training.local_learner import LocalLearner
@@ -43,23 +40,6 @@ class LearnerPlan:
     config: RlConfig
     seed: int
     reference: Path | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain values for :meth:`from_json`."""
-        paths = {"start": self.start, "critic_start": self.critic_start, "reference": self.reference}
-        named = {name: None if path is None else str(path.absolute()) for name, path in paths.items()}
-        return {**named, "config": to_dict(self.config), "seed": self.seed}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> LearnerPlan:
-        """Restore a plan of :meth:`to_json`."""
-        return cls(
-            start=Path(values["start"]),
-            critic_start=Path(values["critic_start"]),
-            reference=None if values["reference"] is None else Path(values["reference"]),
-            config=build(RlConfig, json.loads(json.dumps(values["config"]))),
-            seed=values["seed"],
-        )
 
 
 def make_policy(plan: LearnerPlan, runtime: Runtime) -> Policy:
@@ -97,10 +77,7 @@ def make_rank_learner(
     first = replace(runtime, device=torch.device("cpu")) if sharding else runtime
     policy = make_policy(plan, first)
     critic, reference = _critic_and_reference(plan, policy, first)
-    is_shared = critic is not None and critic.backbone is policy
-    roots: list[Any] = [critic if is_shared else policy, None if is_shared else critic]
-    if not isinstance(reference, AdaptedModel):
-        roots.append(reference)
+    roots = (policy, critic, None if isinstance(reference, AdaptedModel) else reference)
     shard_models([each for each in roots if each is not None], ranks, sharding, device=device)
     return LocalLearner(_learner(plan, policy, critic), reference)
 
@@ -135,10 +112,8 @@ def _critic_and_reference(
 
 
 def _critic(plan: LearnerPlan, policy: Policy, runtime: Runtime) -> ScalarHeadModel:
-    """Return the critic with the configured architecture."""
     critic = plan.config.critic
-    if critic.architecture == "shared":
-        return ScalarHeadModel.on_backbone(policy)
+
     if critic.architecture == "separate":
         return ScalarHeadModel.on_backbone(runtime.load_trainable(plan.critic_start))
     if critic.init_from != "policy":

@@ -1,4 +1,4 @@
-"""Distributed learner: several processes behind the interface of a local learner.
+"""Distributed learners: several processes behind the interface of a local learner.
 
 The process of the loop sends each rank the same request, and uses the first one's answer. It has neither weights nor a
 process group. After a loss of ranks the newest checkpoint is restored.
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from rlcore.algorithms.resolve import resolve_algorithm
+from rlcore.algorithms.table import resolve_algorithm
 from rlcore.config.distributed import DistributedConfig
 from rlcore.distributed.build import LearnerPlan
+from rlcore.distributed.build_supervised import SupervisedPlan
 from rlcore.distributed.local_ranks import child_ranks
 from rlcore.distributed.rank_pool import RankPool, rank_setup
 from rlcore.errors import TrainingError
@@ -89,10 +90,6 @@ class DistributedLearner:
     def has_reference(self) -> bool:
         return self.config.kl.coefficient > 0.0
 
-    @property
-    def needs_old_logprobs(self) -> bool:
-        return self.config.update.num_epochs * self.config.update.num_minibatches > 1
-
     def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> ForwardScores:
         found: ForwardScores = self._call("passes", sequences, needs_policy=needs_policy, cut=cut)
         return found
@@ -131,13 +128,13 @@ class DistributedLearner:
         return self.weights()  # later exports do not change an export in use
 
     def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], protected: Collection[int] = ()) -> None:
-        self._call("save", root.absolute(), step, run_state=run_state, protected=tuple(protected))
+        self._call("save", root, step, run_state=run_state, protected=tuple(protected))
 
     def load(self, root: Path, *, identity: Mapping[str, str], up_to: int | None = None) -> dict[str, Any] | None:
         if not self.ranks.is_running:
             self._restart()
         self._exported = None
-        found: dict[str, Any] | None = self._call("load", root.absolute(), identity=identity, up_to=up_to)
+        found: dict[str, Any] | None = self._call("load", root, identity=identity, up_to=up_to)
         return found
 
     def wait(self) -> None:
@@ -145,7 +142,7 @@ class DistributedLearner:
             self._call("wait")
 
     def save_model(self, start: Path | str, folder: Path | str, *, like_start: bool = False) -> None:
-        self._call("save_model", Path(start).absolute(), Path(folder).absolute(), like_start=like_start)
+        self._call("save_model", Path(start), Path(folder), like_start=like_start)
 
     def close(self) -> None:
         try:
@@ -173,11 +170,10 @@ class DistributedLearner:
 
     def _setup(self, rank: int) -> dict[str, Any]:
         adapted = self.config.update.lora.rank > 0
-        own = {"kind": "rl", "plan": self._plan.to_json(), "tokens": self._tokens}
+        own = {"kind": "rl", "plan": self._plan, "tokens": self._tokens}
         return own | rank_setup(self._distributed, self._runtime, rank, adapted=adapted)
 
     def _call(self, method: str, *arguments: Any, **settings: Any) -> Any:
-        """Call ``method`` on every rank, and return its result."""
         return self._update_state(self.ranks.ask(method, *arguments, **settings))["result"]
 
     def _update_state(self, answer: dict[str, Any]) -> dict[str, Any]:
@@ -185,3 +181,36 @@ class DistributedLearner:
         self.policy_version, self.kl_coefficient = answer["policy_version"], answer["kl_coefficient"]
         self._budget = answer["tokens"]
         return answer
+
+
+class DistributedSupervised:
+    """A learner of SFT, DPO or a reward model on ranks, with its methods; a lost rank ends the stage."""
+
+    def __init__(self, plan: SupervisedPlan, distributed: DistributedConfig, runtime: Runtime, ranks: RankPool) -> None:
+        """Start the ranks. ``runtime``: device and precision of each.
+
+        Raises:
+            ModelError: The checkpoint cannot be trained.
+            LearnerLostError: A rank did not start.
+        """
+        self._ranks = ranks
+        own = {"kind": "supervised", "plan": plan}
+        setups = [
+            own | rank_setup(distributed, runtime, rank, adapted=plan.is_adapted)
+            for rank in range(distributed.learner_ranks)
+        ]
+        try:
+            ranks.start(setups)
+        except BaseException:
+            ranks.close()
+            raise
+
+    def close(self) -> None:
+        """End the ranks."""
+        self._ranks.close()
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        """Return a function that calls a method of every rank's learner, and returns the first one's result."""
+        if method.startswith("_"):
+            raise AttributeError(method)
+        return lambda *arguments, **settings: self._ranks.ask(method, *arguments, **settings)["result"]

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from rlcore.distributed.build import LearnerPlan, make_rank_learner
-from rlcore.distributed.distributed_supervised import SupervisedPlan, make_rank_supervised
+from rlcore.distributed.build import make_rank_learner
+from rlcore.distributed.build_supervised import make_rank_supervised
 from rlcore.distributed.serialization import encode_error
 from rlcore.hardware.machine import PRECISIONS
-from rlcore.hardware.ranks import Ranks, gather_full, open_ranks
-from rlcore.hardware.sharded import ShardConfig
+from rlcore.hardware.sharded import Ranks, ShardConfig, gather_full, open_ranks
 from rlcore.models.runtime import Runtime
 from rlcore.models.saving import save_tensors
 from rlcore.training.dpo import DpoLearner
@@ -79,14 +78,14 @@ def open_rank(setup: Mapping[str, Any]) -> Iterator[Rank]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.init()  # type: ignore[no-untyped-call]  # else a mesh chooses the device by rank number
-    address = {"store": setup["store"], "device": device, "timeout": setup["seconds"], "width": setup["width"]}
+    address = {"store": setup["store"], "device": device, "timeout": setup["seconds"]}
     with open_ranks(setup["rank"], setup["size"], **address) as ranks, ExitStack() as stack:
-        torch.manual_seed(setup["plan"]["seed"])
+        torch.manual_seed(setup["plan"].seed)
         yield (_supervised_rank if setup["kind"] == "supervised" else partial(_rl_rank, stack))(setup, ranks, device)
 
 
 def _rl_rank(stack: ExitStack, setup: Mapping[str, Any], ranks: Ranks, device: torch.device) -> Rank:
-    plan, (runtime, sharding) = LearnerPlan.from_json(setup["plan"]), _precision(setup, device)
+    plan, (runtime, sharding) = setup["plan"], _precision(setup, device)
     learner = stack.enter_context(closing(make_rank_learner(plan, ranks, runtime, sharding=sharding, device=device)))
 
     def load(*arguments: Any, **settings: Any) -> dict[str, Any] | None:
@@ -109,14 +108,13 @@ def _rl_rank(stack: ExitStack, setup: Mapping[str, Any], ranks: Ranks, device: t
 
 
 def _supervised_rank(setup: Mapping[str, Any], ranks: Ranks, device: torch.device) -> Rank:
-    plan, (runtime, sharding) = SupervisedPlan.from_json(setup["plan"]), _precision(setup, device)
+    plan, (runtime, sharding) = setup["plan"], _precision(setup, device)
     learner = make_rank_supervised(plan, ranks, runtime, sharding=sharding, device=device)
     names = _SUPERVISED_METHODS[type(learner)]
     return Rank(ranks, {name: getattr(learner, name) for name in names}, facts={})
 
 
 def _precision(setup: Mapping[str, Any], device: torch.device) -> tuple[Runtime, ShardConfig | None]:
-    """Return device and precision, and the sharding or None."""
     dtype = PRECISIONS[setup["dtype"]]
     gathered = dtype if setup["narrow"] else None
     sharding = ShardConfig(dtype=gathered, offload=setup["offload"]) if setup["sharded"] else None

@@ -2,6 +2,8 @@
 
     8 bytes: length of the JSON | JSON, in which a tensor is {"tensor": [dtype, shape, number]} | tensors' bytes
 
+Paths become absolute, since other processes may have other working folders.
+
 Nothing is pickled: decoding creates only the kinds below.
 """
 
@@ -18,7 +20,9 @@ from typing import Any
 
 import torch
 
-from rlcore import errors
+from rlcore import config, errors
+from rlcore.distributed.build import LearnerPlan
+from rlcore.distributed.build_supervised import SupervisedPlan
 from rlcore.errors import RlcoreError
 from rlcore.hardware.memory import Footprint
 from rlcore.sampling.base import SamplingParams
@@ -33,7 +37,7 @@ from rlcore.training.scoring_models import ForwardScores
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score, ToolCall, TrainingSample
 
-_KINDS = {
+_KINDS: Mapping[str, Any] = {
     kind.__name__: kind
     for kind in (
         Comparison,
@@ -43,6 +47,7 @@ _KINDS = {
         Features,
         Footprint,
         Gradient,
+        LearnerPlan,
         Message,
         ShuffleGap,
         ForwardScores,
@@ -51,11 +56,13 @@ _KINDS = {
         Rollout,
         SamplingParams,
         Score,
+        SupervisedPlan,
         TokenSequence,
         ToolCall,
         TrainingSample,
         Trial,
         UpdateStats,
+        *(kind for kind in vars(config).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)),
     )
 }
 
@@ -113,7 +120,7 @@ def _plain(value: Any, parts: list[bytes]) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(each, parts) for each in value]
     if isinstance(value, Path):
-        return {"path": str(value)}
+        return {"path": str(value.absolute())}
     if _KINDS.get(type(value).__name__) is type(value):
         fields = {each.name: _plain(getattr(value, each.name), parts) for each in dataclasses.fields(value)}
         return {"kind": type(value).__name__, "fields": fields}

@@ -1,25 +1,12 @@
 """Machine that computes a run: device, precision, instruction set and threads.
 
 :class:`Machine` holds everything that changes the bits of a training step, and is part of the cache keys. Measured with
-three AdamW steps of Llamas of width 64, 192 and 576 (digest of the weights; torch 2.13, an AMD processor of family 26):
-
-======================================================================  ========  ========  =======
-change                                                                  float32   bfloat16  float16
-======================================================================  ========  ========  =======
-repetition; other memory contents; glibc without AVX2 and FMA           same      same      same
-instruction set of torch (``ATEN_CPU_CAPABILITY=avx2``, ``default``)    differs   differs   differs
-half-precision units hidden (``ONEDNN_MAX_CPU_ISA=AVX512_CORE``)        same      differs   same
-vendor: MKL believes that the processor is Intel's                      differs   differs   differs
-``MKL_CBWR=COMPATIBLE``                                                 differs   differs   differs
-one thread or two, on these sizes                                       same      same      same
-======================================================================  ========  ========  =======
-
-Threads change large sums (8,192 tokens or 2 million numbers). With two threads these are ``sum``, ``mean`` and the
-gradient of a LayerNorm; with four also a matrix product in bfloat16. On MKL's Intel path, attention and a float32
-product differ with two threads. ``torch.randn`` differs between ``default`` and the other instruction sets.
+three AdamW steps of small Llamas (torch 2.13, an AMD processor of family 26), the weights differ with the instruction
+set of torch (``ATEN_CPU_CAPABILITY``), with the vendor as MKL sees it and with ``MKL_CBWR``; in bfloat16 also with
+half-precision units (``ONEDNN_MAX_CPU_ISA``); and with threads in large sums. Repetition changes nothing.
 
 No interface names all of these causes: MKL chooses by vendor, and environment variables override both. The digest of a
-small computation, :attr:`Machine.numerics_digest`, represents them. It differs in exactly these columns.
+small computation, :attr:`Machine.numerics_digest`, represents them. It differs in exactly these cases.
 """
 
 from __future__ import annotations

@@ -20,8 +20,6 @@ _LEAST_WEIGHTS = 2**15
 _MOST_ON_CPU, _FILLED_ON_CPU = 2048, 1024  # docs/benchmarks/cost.md has the measurements
 FLOAT32, BFLOAT16 = 4, 2  # bytes
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-Recipe = Literal["ppo", "rlvr_ppo", "grpo", "rlvr_grpo"]
-CriticArchitecture = Literal["separate", "shared", "lora"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,10 +65,10 @@ class MemoryPlan:
         engine: True if the engine's copy of the weights is in the same memory.
     """
 
-    recipe: Recipe
     num_parameters: int
     num_adapter: int = 0
-    critic_architecture: CriticArchitecture = "separate"
+    critic: Literal["separate", "lora"] | None = None
+    reward_model: bool = False
     reference: bool = True
     own_reference: bool = False
     reward_model_is_adapter: bool = False
@@ -81,16 +79,14 @@ class MemoryPlan:
 
 def expected(plan: MemoryPlan, *, activations: int = 0, kv_cache: int = 0) -> Footprint:
     """Return the footprint of a plan. An engine holds its own frozen copy; scalar heads are neglected."""
-    uses_critic = plan.recipe in ("ppo", "rlvr_ppo")
-    critic = {"separate": plan.num_parameters, "shared": 0, "lora": plan.num_adapter}[plan.critic_architecture]
-    learning = (plan.num_adapter or plan.num_parameters) + (critic if uses_critic else 0)
+    critic = {None: 0, "separate": plan.num_parameters, "lora": plan.num_adapter}[plan.critic]
+    learning = (plan.num_adapter or plan.num_parameters) + critic
     # A merged adapter is served in float32. With an adapter, the frozen base is also the reference policy.
     served = (FLOAT32 if plan.num_adapter else plan.frozen_bytes) if plan.engine else 0
     copies = 1 if plan.num_adapter or plan.reference else 0
     copies += 1 if plan.num_adapter and plan.reference and plan.own_reference else 0
-    needs_judge = plan.recipe in ("ppo", "grpo")
-    copies += 1 if needs_judge and not plan.reward_model_is_adapter else 0
-    reward_adapter = plan.num_adapter * FLOAT32 if needs_judge and plan.reward_model_is_adapter else 0
+    copies += 1 if plan.reward_model and not plan.reward_model_is_adapter else 0
+    reward_adapter = plan.num_adapter * FLOAT32 if plan.reward_model and plan.reward_model_is_adapter else 0
     return Footprint(
         weights=FLOAT32 * learning + (plan.frozen_bytes * copies + served) * plan.num_parameters + reward_adapter,
         gradients=FLOAT32 * learning,
@@ -156,16 +152,11 @@ def _of_machine(meminfo: Path) -> int | None:
 
 
 def _of_container(cgroup: Path) -> int | None:
-    """Return the bytes within a container's limit (cgroup v2, or v1); cached file pages count as free."""
-    for limit, used, stat in (
-        ("memory.max", "memory.current", "memory.stat"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-    ):
-        try:
-            bound = (cgroup / limit).read_text(encoding="ascii").strip()
-            held = int((cgroup / used).read_text(encoding="ascii"))
-            counters = dict(line.split() for line in (cgroup / stat).read_text(encoding="ascii").splitlines())
-        except OSError:
-            continue
-        return max(0, int(bound) - held + int(counters.get("inactive_file", 0))) if bound.isdigit() else None
-    return None
+    """Return the bytes within a container's limit (cgroup v2); cached file pages count as free."""
+    try:
+        bound = (cgroup / "memory.max").read_text(encoding="ascii").strip()
+        held = int((cgroup / "memory.current").read_text(encoding="ascii"))
+        counters = dict(line.split() for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
+    except OSError:
+        return None
+    return max(0, int(bound) - held + int(counters.get("inactive_file", 0))) if bound.isdigit() else None

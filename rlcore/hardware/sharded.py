@@ -1,4 +1,11 @@
-"""Models whose weights are sharded on several ranks (FSDP2), or replicated: the same forward passes for both.
+"""Ranks that take one optimizer step together, and models whose weights they shard (FSDP2) or replicate.
+
+Only this module calls collectives of torch.distributed.
+
+Every decision on the next operation (finite loss, early stop, number of micro-batches) is synchronized among all ranks.
+A rank that decided alone would leave the others waiting forever.
+
+Forward passes are the same for sharded and replicated models.
 
 A layer's weights are gathered for its forward pass, and again for its backward pass; those of embeddings, last norm and
 heads for the whole pass. So backbone, head and loss must be in one forward pass of one root module. With the library's
@@ -11,41 +18,153 @@ Gradients are sums over the ranks, because the weights of a loss cover the whole
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from datetime import timedelta
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from rlcore.errors import ModelError
-from rlcore.hardware.ranks import ONE, Ranks, gather_full
+from rlcore.errors import RlcoreError
 
 if TYPE_CHECKING:
     from jaxtyping import Real
 
+
+_BUCKET = 1 << 24  # gradient entries summed in one call
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Rank ``rank`` of ``size``; all ranks call every method together.
+
+    A single process communicates with no other, so callers need no special case.
+    """
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """True if this rank writes and reports."""
+        return self.rank == 0
+
+    def any(self, flag: bool) -> bool:
+        """Return True if the flag is set on at least one rank."""
+        return bool(self.max(int(flag)))
+
+    def max(self, number: int) -> int:
+        """Return the maximum over the ranks."""
+        if self.size == 1:
+            return number
+        found = torch.tensor(number)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return int(found)
+
+    def gather(self, value: T) -> list[T]:
+        """Return the value of each rank, in order, on every rank."""
+        if self.size == 1:
+            return [value]
+        found: list[T] = [value] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    def collect(self, numbers: Sequence[int], values: Sequence[T]) -> list[T]:
+        """Return the values of all ranks in the order of their ``numbers``, which are 0, 1, 2, … over all ranks."""
+        pairs = [pair for part in self.gather(list(zip(numbers, values, strict=True))) for pair in part]
+        return [value for _, value in sorted(pairs, key=itemgetter(0))]
+
+    def broadcast_object(self, work: Callable[[], T]) -> T:
+        """Run ``work`` on the first rank only, and return its result on every rank.
+
+        Raises:
+            RlcoreError: Raised by ``work``.
+        """
+        if self.size == 1:
+            return work()
+        found: T | RlcoreError | None = None
+        if self.is_first:
+            try:
+                found = work()
+            except RlcoreError as error:
+                found = error
+        sent = [found]
+        dist.broadcast_object_list(sent, src=0)
+        if isinstance(sent[0], RlcoreError):
+            raise sent[0]
+        return sent[0]  # type: ignore[return-value]
+
+    @torch.no_grad()
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Sum gradients over the ranks, except those of shards, which are sums already.
+
+        A parameter without a gradient on one rank counts as zero there; without one on all ranks it stays without.
+        """
+        if self.size == 1:
+            return
+        whole = [parameter for parameter in parameters if not is_shard(parameter)]
+        has_one = [any(flags) for flags in zip(*self.gather([p.grad is not None for p in whole]), strict=True)]
+        learning = [parameter for parameter, has in zip(whole, has_one, strict=True) if has]
+        for bucket in _buckets(learning):
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(flat)
+            parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+            for parameter, part in zip(bucket, parts, strict=True):
+                parameter.grad = part.view_as(parameter)
+
+
+ONE = Ranks()
+
+
+@contextmanager
+def open_ranks(rank: int, size: int, *, store: str, device: torch.device, timeout: float) -> Iterator[Ranks]:
+    """Connect to the other ranks at ``store``, a torch.distributed URL. Collectives time out after ``timeout`` seconds.
+
+    GPUs use NCCL, CPUs gloo.
+    """
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+    try:
+        yield Ranks(rank, size)
+    finally:
+        dist.destroy_process_group()
+
+
+def is_shard(tensor: Real[torch.Tensor, "..."]) -> bool:
+    """Return True if this rank holds only a shard of the tensor."""
+    return hasattr(tensor, "full_tensor")
+
+
+def gather_full(tensor: Real[torch.Tensor, "..."]) -> Real[torch.Tensor, "..."]:
+    """Return the full tensor, gathered from its shards; all ranks call it together."""
+    return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
+
+
+def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    """Yield consecutive parameters of one dtype and device, at most ``_BUCKET`` entries together."""
+    bucket: list[nn.Parameter] = []
+    size = 0
+    for parameter in parameters:
+        fits = bucket and parameter.dtype == bucket[0].dtype and parameter.device == bucket[0].device
+        if bucket and (not fits or size + parameter.numel() > _BUCKET):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(parameter)
+        size += parameter.numel()
+    if bucket:
+        yield bucket
+
+
 T = TypeVar("T")
 _MARK = "_membership"
-_STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
-    "colwise": ColwiseParallel,
-    "rowwise": RowwiseParallel,
-    # A matrix whose output, or input, is full on each rank, because it is split elsewhere or normalized as a whole.
-    "colwise_gather_output": partial(ColwiseParallel, output_layouts=Replicate()),
-    "rowwise_split_input": partial(RowwiseParallel, input_layouts=Replicate()),
-    # A norm within heads: each rank has some heads, and the gradient of the weight is the sum over all heads.
-    "replicated_with_grad_allreduce": partial(SequenceParallel, sequence_dim=2, use_local_output=True),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,16 +209,10 @@ def shard(model: nn.Module, ranks: Ranks, sharding: ShardConfig, *, device: torc
     """Replace the weights of a language model, or of a critic with its backbone, by this rank's shards.
 
     Every rank must hold the same weights. Create the optimizer afterwards.
-
-    Raises:
-        ModelError: Tensor parallelism is enabled, and the model has no plan for it.
     """
     language_model = _language_model(model)
-    mesh = init_device_mesh(device.type, (ranks.size, ranks.width), mesh_dim_names=("data", "tensor"))
-    if ranks.width > 1:
-        _split(language_model, mesh["tensor"])
     settings: dict[str, Any] = {
-        "mesh": mesh["data"],
+        "mesh": init_device_mesh(device.type, (ranks.size,)),
         "reshard_after_forward": True,  # of the root too: weights that stay gathered would be stale after a step
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=sharding.dtype,
@@ -122,33 +235,6 @@ def device_of(model: Any) -> torch.device:
     """Return the compute device of a model, which may have a LoRA or a scalar head; its shards may be elsewhere."""
     device: torch.device = _membership(model).device or _language_model(model).device
     return device
-
-
-def _split(model: Any, mesh: DeviceMesh) -> None:
-    """Replace each layer's matrices by this rank's columns or rows, by the model library's plan."""
-    config, width = model.config, mesh.size()
-    plan = {
-        name.removeprefix("layers.*."): style
-        for name, style in (getattr(config, "base_model_tp_plan", None) or {}).items()
-        if name.startswith("layers.*.")
-    }
-    unknown = sorted({*plan.values()} - _STYLES.keys())
-    heads = [config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)]
-    reason = ""
-    if not plan:
-        reason = "transformers has no plan for it"
-    elif unknown:
-        reason = f"its plan has {', '.join(unknown)}"
-    elif any(count % width for count in heads):
-        reason = f"it has {heads[0]} heads and {heads[1]} KV heads"
-    if reason:
-        raise ModelError(
-            f"{type(model).__name__} cannot be split among {width} ranks: {reason}",
-            where="distributed.tensor_parallel",
-            fix="set it to 1: FSDP shards are as small, and are gathered layer by layer",
-        )
-    for layer in _layers(model):
-        parallelize_module(layer, mesh, {name: _STYLES[style]() for name, style in plan.items()})
 
 
 def ranks_of(model: Any) -> Ranks:

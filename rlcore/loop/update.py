@@ -47,7 +47,7 @@ def update_policy(
         kl=components.config.kl,
         kl_coefficient=learner.kl_coefficient,
         truncated=components.config.update.truncated_completions,
-        need_old_logprobs=learner.needs_old_logprobs,
+        need_old_logprobs=learner.config.update.needs_old_logprobs,
     )
     with counted(run.check_seconds, "canaries"):
         is_agents = any(item.rollout.num_sampled is not None for group in sampled.groups for item in group)

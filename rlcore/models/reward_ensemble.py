@@ -17,8 +17,7 @@ from transformers import PreTrainedModel
 from rlcore.errors import ModelError
 from rlcore.hardware.out_of_memory import oom_retry
 from rlcore.hardware.precision import no_autocast
-from rlcore.hardware.ranks import gather_full
-from rlcore.hardware.sharded import device_of, ranks_of, run_forward
+from rlcore.hardware.sharded import device_of, gather_full, ranks_of, run_forward
 from rlcore.models.architectures import pack_for
 from rlcore.models.heads import HEAD_FILE, ScalarHeadModel, load_scalar_model, save_head, score_rewards
 from rlcore.models.policy import hidden_states

@@ -1,4 +1,4 @@
-"""Checkpoints of a learner: all of its state in one folder, written atomically.
+"""Checkpoints of a learner: all of its state in one folder, written atomically, in the background if memory allows.
 
     .tmp-<step>/ -> weights.safetensors, optimizer.safetensors, ..., state.json -> fsync -> MANIFEST.json (size and
     SHA-256 of each) -> fsync -> rename to step-<step>/ -> fsync of the parent -> prune
@@ -14,6 +14,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,14 +26,13 @@ from safetensors.torch import load_file
 
 from rlcore.algorithms.kl import KlController
 from rlcore.errors import CheckpointError, StorageError
-from rlcore.hardware.ranks import Ranks, gather_full, is_shard
-from rlcore.hardware.sharded import shard_like
+from rlcore.hardware.memory import free_bytes
+from rlcore.hardware.sharded import Ranks, gather_full, is_shard, shard_like
 from rlcore.models.integrity import verify_restored
 from rlcore.models.saving import fsync, save_tensors
 from rlcore.training.learner import Learner
-from rlcore.training.loss_scale import LossScale
 from rlcore.training.manifest import has_sealed_prefix, matches_manifest, write_manifest
-from rlcore.training.optim import parameters_of
+from rlcore.training.optim import LossScale, parameters_of
 
 STATE = "state.json"
 _ALWAYS = ("policy.safetensors", "optimizer.safetensors")
@@ -67,23 +67,6 @@ def capture_state(learner: Learner, *, run_state: Mapping[str, Any]) -> LearnerS
     """
     state = {"learner": _scalars(learner), "run": dict(run_state)}
     return LearnerState(tensors=_tensors(learner), state=json.dumps(state, indent=1, sort_keys=True))
-
-
-def save_checkpoint(
-    root: Path,
-    step: int,
-    learner: Learner,
-    *,
-    run_state: Mapping[str, Any],
-    keep: int = 2,
-    protected: Collection[int] = (),
-) -> Path:
-    """Capture the state and write it, as :func:`write_checkpoint`.
-
-    Raises:
-        StorageError: The checkpoint cannot be written; earlier checkpoints are unchanged.
-    """
-    return write_checkpoint(root, step, capture_state(learner, run_state=run_state), keep=keep, protected=protected)
 
 
 def write_checkpoint(
@@ -194,9 +177,8 @@ def _tensors(learner: Learner) -> dict[str, Tensors]:
         "policy": _weights(learner.policy, learner.ranks),
         "optimizer": _optimizer_tensors(learner.optimizer, learner.ranks),
     }
-    if learner.value_module is not None:
-        tensors["critic"] = _weights(learner.value_module, learner.ranks)
-    if learner.critic is not None and not learner.shares_backbone:
+    if learner.critic is not None:
+        tensors["critic"] = _weights(learner.critic, learner.ranks)
         tensors["critic_optimizer"] = _optimizer_tensors(learner.critic_optimizer, learner.ranks)
     return tensors
 
@@ -236,9 +218,8 @@ def _scalars(learner: Learner) -> dict[str, Any]:
 def _restore(folder: Path, learner: Learner, scalars: Mapping[str, Any]) -> None:
     _restore_weights(learner.policy, folder / "policy.safetensors")
     _restore_optimizer(learner.optimizer, folder / "optimizer.safetensors")
-    if learner.value_module is not None:
-        _restore_weights(learner.value_module, folder / "critic.safetensors")
-    if learner.critic is not None and not learner.shares_backbone:
+    if learner.critic is not None:
+        _restore_weights(learner.critic, folder / "critic.safetensors")
         _restore_optimizer(learner.critic_optimizer, folder / "critic_optimizer.safetensors")
     learner.policy_version = scalars["policy_version"]
     learner.tokens_per_microbatch = scalars["tokens_per_microbatch"]
@@ -291,3 +272,61 @@ def _sweep(root: Path) -> None:
 def _set_aside(folder: Path) -> None:
     names = (f"damaged-{folder.name}" + (f".{number}" if number else "") for number in itertools.count())
     folder.rename(next(path for name in names if not (path := folder.with_name(name)).exists()))
+
+
+_SPARE = 2  # copy only if this multiple of its bytes is free, so that the copy cannot exhaust memory
+
+
+class CheckpointWriter:
+    """Writer that copies a learner in memory and writes the copy in a thread, one checkpoint at a time.
+
+    The copy needs as much CPU memory as the checkpoint needs disk space. If less than twice that is free, :meth:`save`
+    writes from the live tensors before it returns.
+    """
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")  # starts with the first job
+        self._last: Future[Path] | None = None
+
+    def save(
+        self,
+        root: Path,
+        step: int,
+        learner: Learner,
+        *,
+        run_state: Mapping[str, Any],
+        protected: Collection[int] = (),
+    ) -> None:
+        """Start writing the checkpoint of ``step``, after the previous one is on disk.
+
+        Raises:
+            StorageError: This or the previous checkpoint could not be written; earlier ones are unchanged.
+        """
+        self.wait()
+        state = capture_state(learner, run_state=run_state)
+        if not learner.ranks.is_first:
+            return
+        free = free_bytes(torch.device("cpu"))
+        if free is None or free < _SPARE * state.num_bytes:
+            write_checkpoint(root, step, state, protected=tuple(protected))
+            return
+        self._last = self._thread.submit(write_checkpoint, root, step, state.copied(), protected=tuple(protected))
+
+    def wait(self) -> None:
+        """Wait until the newest checkpoint is on disk.
+
+        Raises:
+            StorageError: It could not be written.
+        """
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+    def close(self) -> None:
+        """Finish writing and end the thread.
+
+        Raises:
+            StorageError: The checkpoint could not be written.
+        """
+        self._thread.shutdown(wait=True)
+        self.wait()

@@ -7,21 +7,18 @@ computed once before training, so that no second model is in memory.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from rlcore.algorithms.preference import bradley_terry, implicit_rewards, smoothed
-from rlcore.config import DpoConfig
+from rlcore.algorithms.preference import implicit_rewards
+from rlcore.config import DpoConfig, PreferenceLossConfig
 from rlcore.errors import DataError
-from rlcore.hardware.memory import filled_on, positions_on
-from rlcore.hardware.out_of_memory import retry_unless_distributed
-from rlcore.hardware.sharded import device_of, full_state_dict, ranks_of, run_forward
+from rlcore.hardware.sharded import device_of, full_state_dict, ranks_of
 from rlcore.models.architectures import pack_for, rank_indices
 from rlcore.models.integrity import verify_saved
 from rlcore.models.loading import save_model
@@ -30,33 +27,40 @@ from rlcore.models.lora import AdaptedModel, MergedState, add_lora
 from rlcore.models.policy import completion_loss, completion_states, score_sequences, state_scores
 from rlcore.models.runtime import Runtime
 from rlcore.progress import advance
-from rlcore.seeding import shuffled
 from rlcore.text.packing import PackedBatch, TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.training.loss_scale import LossScale
-from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
+from rlcore.training.optim import Report, Stepper
 from rlcore.training.preferences import (
     PreferenceSet,
     TokenPair,
+    accumulate_gradient,
+    comparison_loss,
     different_sequences,
-    microbatches,
     preference_sets,
-    side_indices,
+    shuffled_sets,
 )
 
 if TYPE_CHECKING:
     from jaxtyping import Float64
 
-Report = Callable[[int, Mapping[str, float]], None]
 Reference = Mapping[TokenSequence, float]
 """Log-probability of each completion under the reference policy, in nats."""
 
 
-class DpoHandle(Protocol):
-    """Protocol of a policy trained by DPO, in this process or in several."""
+class DpoLearner:
+    """DPO of a model of this process, which may be one of several ranks."""
+
+    def __init__(self, model: Any, config: DpoConfig) -> None:
+        self.model, self.ranks = model, ranks_of(model)
+        self._config = config
 
     def begin(self, sequences: Sequence[TokenSequence], *, num_steps: int) -> None:
         """Prepare ``num_steps`` steps; the current log-probabilities of ``sequences`` become the reference."""
+        config = self._config
+        tokens, setting = config.tokens_per_microbatch, "dpo.tokens_per_microbatch"
+        self._reference = whole_logprobs(self.model, sequences, tokens_per_microbatch=tokens)
+        groups = [(self.model, config.learning_rate)]
+        self._steps = Stepper(self.model, groups, config.optim, num_steps=num_steps, tokens=tokens, setting=setting)
 
     def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
         """Take one step; return its loss, both sides' rewards before it, the gradient norm and the next learning rate.
@@ -66,43 +70,33 @@ class DpoHandle(Protocol):
             TrainingError: One completion, or the optimizer's state, does not fit into memory.
         """
 
+        def accumulate(tokens: int, scale: float) -> tuple[float, Tensor]:
+            pull = partial(_pull, self.model, self._reference, self._config, tokens)
+            return accumulate_gradient(
+                self.model, sets, pull, tokens_per_microbatch=tokens, scale=scale, name="the DPO loss"
+            )
+
+        (loss, (chosen, rejected)), metrics = self._steps.take(
+            accumulate, [one for each in sets for one in each.sequences()]
+        )
+        return {
+            "dpo/loss": loss,
+            "dpo/accuracy": float((chosen > rejected).double().mean()),
+            "dpo/chosen": float(chosen.mean()),
+            "dpo/rejected": float(rejected.mean()),
+            "dpo/margin": float((chosen - rejected).mean()),
+            **metrics,
+        }
+
     def rewards(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences"]:
         """Return implicit rewards of completions passed to :meth:`begin`, float64 [S], without gradient."""
-
-    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
-        """Write the policy as a checkpoint with the tokenizer of ``start``, its initial checkpoint."""
-
-
-class DpoLearner:
-    """:class:`DpoHandle` on a model of this process, which may be one of several ranks."""
-
-    def __init__(self, model: Any, config: DpoConfig) -> None:
-        self.model, self.ranks = model, ranks_of(model)
-        self._config, self._tokens = config, config.tokens_per_microbatch
-        self._loss_scale = LossScale.of(model)
-
-    def begin(self, sequences: Sequence[TokenSequence], *, num_steps: int) -> None:
-        self._reference = whole_logprobs(self.model, sequences, tokens_per_microbatch=self._tokens)
-        self._optimizer = make_optimizer([(self.model, self._config.learning_rate)], self._config.optim)
-        self._scheduler = make_scheduler(self._optimizer, self._config.optim, num_steps=num_steps)
-
-    def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
-        (found, self._tokens), norm, self._loss_scale = guarded_step(
-            partial(_fitted_gradient, self.model, sets, self._reference, self._config, self._tokens),
-            self._optimizer,
-            self._scheduler,
-            max_grad_norm=self._config.optim.max_grad_norm,
-            scale=self._loss_scale,
-        )
-        return {**found, "gradient_norm": norm, "learning_rate": float(self._scheduler.get_last_lr()[0])}
-
-    def rewards(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences"]:
         now = whole_logprobs(self.model, sequences, tokens_per_microbatch=self._config.tokens_per_microbatch)
         both = [[each[one] for one in sequences] for each in (now, self._reference)]
         policy, ref = torch.tensor(both, dtype=torch.float64)
         return implicit_rewards(policy, ref, beta=self._config.beta)
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
+        """Write the policy as a checkpoint with the tokenizer of ``start``, its initial checkpoint."""
         state = full_state_dict(self.model)
         self.ranks.broadcast_object(partial(save_model, self.model, start, folder, like_start=like_start, state=state))
         own = MergedState(self.model) if isinstance(self.model, AdaptedModel) else self.model.state_dict()
@@ -121,7 +115,7 @@ def dpo_policy(start: Path, config: DpoConfig, runtime: Runtime, *, seed: int) -
 
 
 def run_dpo_steps(
-    learner: DpoHandle,
+    learner: DpoLearner,
     pairs: Sequence[TokenPair],
     held_out: Sequence[TokenPair],
     config: DpoConfig,
@@ -142,9 +136,10 @@ def run_dpo_steps(
     if not pairs:
         raise DataError("there are no preference pairs to train on", fix="see the report of the dataset")
     sets, margins = preference_sets(pairs), torch.zeros(0, dtype=torch.float64)
-    num_steps = config.num_epochs * -(-len(sets) // config.batch_size)
+    batches = shuffled_sets(sets, num_epochs=config.num_epochs, batch_size=config.batch_size, seed=seed, name="dpo")
+    num_steps = len(batches)
     learner.begin(different_sequences([*pairs, *held_out]), num_steps=num_steps)
-    for step, minibatch in enumerate(_minibatches(sets, config, seed=seed), start=1):
+    for step, minibatch in enumerate(batches, start=1):
         metrics = learner.step(minibatch)
         if step == num_steps or (config.eval_every and step % config.eval_every == 0):
             margins = pair_margins(learner, held_out)
@@ -163,7 +158,7 @@ def whole_logprobs(model: Any, sequences: Sequence[TokenSequence], *, tokens_per
     return dict(zip(sequences, found, strict=True))
 
 
-def pair_margins(learner: DpoHandle, pairs: Sequence[TokenPair]) -> Float64[Tensor, "pairs"]:
+def pair_margins(learner: DpoLearner, pairs: Sequence[TokenPair]) -> Float64[Tensor, "pairs"]:
     """Return implicit reward of the chosen minus the rejected side, float64 [P], without gradient."""
     sequences = different_sequences(pairs)
     rewards = dict(zip(sequences, learner.rewards(sequences).tolist(), strict=True))
@@ -180,67 +175,8 @@ def held_out_metrics(margins: Float64[Tensor, "pairs"]) -> dict[str, float]:
     }
 
 
-def _minibatches(sets: Sequence[PreferenceSet], config: DpoConfig, *, seed: int) -> Iterator[list[PreferenceSet]]:
-    """Yield the minibatches of all epochs, reshuffling every epoch."""
-    for epoch in range(config.num_epochs):
-        order = shuffled(len(sets), seed, "dpo", epoch)
-        for start in range(0, len(order), config.batch_size):
-            yield [sets[index] for index in order[start : start + config.batch_size]]
-
-
-def _fitted_gradient(
-    model: Any,
-    sets: Sequence[PreferenceSet],
-    reference: Reference,
-    config: DpoConfig,
-    tokens: int,
-    scale: float,
-) -> tuple[Mapping[str, float], int]:
-    """Return the metrics of :func:`accumulate_gradient`, and the tokens per micro-batch that fit into memory."""
-
-    def attempt(tokens_per_microbatch: int) -> Mapping[str, float]:
-        model.zero_grad(set_to_none=True)
-        smaller = dataclasses.replace(config, tokens_per_microbatch=tokens_per_microbatch)
-        return accumulate_gradient(model, sets, reference, smaller, scale=scale)
-
-    sequences = [sequence for each in sets for sequence in each.sequences()]
-    setting = "dpo.tokens_per_microbatch"
-    return retry_unless_distributed(model, attempt, tokens, sequences=sequences, setting=setting)
-
-
-def accumulate_gradient(
-    model: Any, sets: Sequence[PreferenceSet], reference: Reference, config: DpoConfig, *, scale: float
-) -> dict[str, float]:
-    """Add the gradient of a minibatch's loss times ``scale``; return the loss and the rewards of both sides.
-
-    Every set counts once. Its completions stay together and share the row of their prompt. Ranks split the work.
-
-    Raises:
-        NonFiniteError: NaN or infinity in the loss; no step was taken.
-    """
-    ranks = ranks_of(model)
-    total_weight = sum(one.weight for each in sets for one in each.comparisons)
-    loss_sum, sides = 0.0, list[Tensor]()
-    device, budget = device_of(model).type, config.tokens_per_microbatch
-    for group in microbatches(sets, positions_on(device, budget), ranks, filled=filled_on(device, budget)):
-        pull, loss, found = run_forward(model, partial(_pull, model, group, reference, total_weight, config))
-        add_gradient(pull, scale=scale, name="the DPO loss", ranks=ranks)
-        loss_sum += float(loss)
-        sides.append(found.cpu())
-    ranks.sum_gradients(parameter for parameter in model.parameters() if parameter.requires_grad)
-    losses, parts = zip(*ranks.gather((loss_sum, torch.cat(sides, dim=1))), strict=True)
-    chosen, rejected = torch.cat(parts, dim=1)
-    return {
-        "dpo/loss": sum(losses),
-        "dpo/accuracy": float((chosen > rejected).double().mean()),
-        "dpo/chosen": float(chosen.mean()),
-        "dpo/rejected": float(rejected.mean()),
-        "dpo/margin": float((chosen - rejected).mean()),
-    }
-
-
 def _pull(
-    model: Any, group: Sequence[PreferenceSet], reference: Reference, total_weight: float, config: DpoConfig
+    model: Any, reference: Reference, config: DpoConfig, tokens: int, group: Sequence[PreferenceSet], weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return for a micro-batch: a scalar with the gradient of its loss, the loss, and the rewards of both sides [2, P].
 
@@ -248,18 +184,19 @@ def _pull(
     pass is linear.
     """
     sequences = [sequence for each in group for sequence in each.sequences()]
-    packed = pack_for(model, sequences, tokens_per_microbatch=config.tokens_per_microbatch)
+    packed = pack_for(model, sequences, tokens_per_microbatch=tokens)
     batches = [batch.to(device_of(model)) for batch in packed]
     states = [completion_states(model, batch) for batch in batches]
     policy = _sums(model, sequences, batches, states).requires_grad_()
     rewards = implicit_rewards(policy, policy.new_tensor([reference[one] for one in sequences]), beta=config.beta)
-    loss, found = _loss(group, rewards, total_weight, config)
+    smoothing = PreferenceLossConfig(label_smoothing=config.label_smoothing)
+    loss, found = comparison_loss(group, rewards, weight, smoothing)
     (slopes,) = torch.autograd.grad(loss, policy)
     pulls = [
         completion_loss(model, state, batch, partial(_pulled, slopes, batch), by_token=True)
         for batch, state in zip(batches, states, strict=True)
     ]
-    return torch.stack(pulls).sum(), loss.detach(), found
+    return torch.stack(pulls).sum(), loss, found
 
 
 def _sums(
@@ -274,23 +211,6 @@ def _sums(
         parts = torch.split(state_scores(model, state, batch).double(), lengths)
         sums[batch.sequences] = torch.stack([part.sum() for part in parts])
     return sums
-
-
-def _loss(
-    sets: Sequence[PreferenceSet], rewards: Tensor, total_weight: float, config: DpoConfig
-) -> tuple[Tensor, Tensor]:
-    """Return the contribution of some sets to a minibatch's loss, and the rewards of both sides [2, P]."""
-    comparisons = [one for each in sets for one in each.comparisons]
-    better, worse = side_indices(sets)
-    chosen, rejected = rewards[better], rewards[worse]
-    loss = bradley_terry(
-        chosen,
-        rejected,
-        margins=rewards.new_tensor([one.margin for one in comparisons]),
-        probabilities=smoothed(rewards.new_tensor([one.probability for one in comparisons]), config.label_smoothing),
-        weights=rewards.new_tensor([one.weight / total_weight for one in comparisons]),
-    )
-    return loss, torch.stack([chosen, rejected]).detach()
 
 
 def _pulled(slopes: Tensor, batch: PackedBatch, chunk: slice, logprobs: Tensor, entropy: Tensor) -> Tensor:

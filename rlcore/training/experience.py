@@ -17,9 +17,9 @@ from torch import Tensor
 
 from rlcore.algorithms.advantages import AdvantageInputs, has_signal, lay_out_episodes, whiten
 from rlcore.algorithms.kl import k1, k3
+from rlcore.algorithms.objective import explained_variance
 from rlcore.algorithms.ratios import clamped_difference
 from rlcore.algorithms.table import Algorithm
-from rlcore.algorithms.values import explained_variance
 from rlcore.config import KlConfig
 from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.rewards.mix import term_statistics
@@ -126,7 +126,6 @@ def _starts(lengths: Iterable[int]) -> list[int]:
 
 
 def _joined(columns: Sequence[Tensor], parts: Sequence[Sequence[Rollout]]) -> list[Tensor]:
-    """Join the columns of each episode's samples, one after the other."""
     starts = _starts(map(len, parts))
     return [torch.cat(list(columns[start : start + len(part)])) for start, part in zip(starts, parts, strict=True)]
 
@@ -209,7 +208,6 @@ def token_sequences(rollouts: Sequence[Rollout]) -> list[TokenSequence]:
 
 
 def _reference_gaps(passes: ForwardScores, masks: Sequence[Tensor]) -> list[Tensor]:
-    """Return ``old_logprobs - ref_logprobs`` of the policy's tokens."""
     return [clamped_difference(old, ref, mask) for old, ref, mask in zip(passes.old, passes.ref, masks, strict=True)]
 
 
@@ -223,7 +221,6 @@ def _samples(
     """Build the samples. With a critic, policy advantages are whitened, and returns use the raw ones."""
     raw = algorithm.advantage(episodes)
     advantages = whiten(raw, episodes.mask) if algorithm.uses_critic else raw
-    targets = algorithm.value_advantage(episodes) if algorithm.value_advantage else raw
     samples: list[TrainingSample] = []
     for episode, part in enumerate(parts):
         for rollout, start in zip(part, _starts(len(each.loss_mask) for each in part), strict=True):
@@ -240,7 +237,7 @@ def _samples(
                     ref_logprobs=passes.ref[i],
                     advantages=advantages[episode, span],
                     values=passes.values[i],
-                    returns=targets[episode, span] + passes.values[i],
+                    returns=raw[episode, span] + passes.values[i],
                     replica=rollout.replica,
                 )
             )

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.kl import KlController
@@ -23,17 +22,20 @@ from rlcore.hardware.sharded import ranks_of
 from rlcore.models.architectures import pack_for, rank_indices
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.progress import advance
-from rlcore.training.loss_scale import LossScale
 from rlcore.training.losses import StepLosses, coefficients_of
 from rlcore.training.minibatches import (
     Columns,
+    digest,
+    digest_of_digests,
     num_policy_tokens,
     require_finite,
+    require_same,
     split_by_group,
     token_sequences,
     token_weights,
 )
 from rlcore.training.optim import (
+    LossScale,
     add_gradient,
     clip_gradient,
     make_optimizer,
@@ -43,7 +45,6 @@ from rlcore.training.optim import (
     take_step,
     zero_grad,
 )
-from rlcore.training.sample_digests import digest, digest_of_digests, require_same
 from rlcore.training.update_stats import StatAccumulator, UpdateStats, after_skips
 from rlcore.types import TrainingSample
 
@@ -62,12 +63,9 @@ class Learner:
         self.ranks = ranks_of(policy)
         update = config.update
         num_steps = config.num_iterations * update.num_epochs * update.num_minibatches
-        groups: list[tuple[nn.Module, float]] = [(policy, config.learning_rate)]
-        if critic is not None and self.shares_backbone:
-            groups.append((critic.head, config.critic.learning_rate))
-        self.optimizer = make_optimizer(groups, update.optim)
+        self.optimizer = make_optimizer([(policy, config.learning_rate)], update.optim)
         self.schedulers = [make_scheduler(self.optimizer, update.optim, num_steps=num_steps)]
-        if critic is not None and not self.shares_backbone:
+        if critic is not None:
             self.critic_optimizer = make_optimizer([(critic, config.critic.learning_rate)], self._critic_optim)
             self.schedulers.append(make_scheduler(self.critic_optimizer, self._critic_optim, num_steps=num_steps))
         self.kl = KlController(coefficient=config.kl.coefficient, target=config.kl.target, horizon=config.kl.horizon)
@@ -80,25 +78,9 @@ class Learner:
         self._skipped, self._accumulated = list[str](), list[str]()  # errors of skipped steps; digests of samples
 
     @property
-    def shares_backbone(self) -> bool:
-        """True if the critic is a head on the policy's backbone, trained by the policy's optimizer."""
-        return self.critic is not None and self.critic.backbone is self.policy
-
-    @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Optimizer of the policy, and that of the critic if it has its own."""
-        own = self.critic is not None and not self.shares_backbone
-        return [self.optimizer, self.critic_optimizer] if own else [self.optimizer]
-
-    @property
-    def value_module(self) -> nn.Module | None:
-        """Module that only the critic uses: its backbone or adapter with head, or the head alone."""
-        return self.critic.head if self.critic is not None and self.shares_backbone else self.critic
-
-    @property
-    def needs_old_logprobs(self) -> bool:
-        """True if an update has several steps. A single step uses its own detached log-probabilities."""
-        return self.config.update.num_epochs * self.config.update.num_minibatches > 1
+        """Optimizer of the policy, and that of the critic if there is one."""
+        return [self.optimizer, self.critic_optimizer] if self.critic is not None else [self.optimizer]
 
     def update(self, samples: Sequence[TrainingSample], *, seed: int) -> UpdateStats:
         """Train on the samples of one iteration.
@@ -214,7 +196,6 @@ class Learner:
         return before
 
     def _fit(self, work: Callable[[int], StatAccumulator], samples: Sequence[TrainingSample]) -> StatAccumulator:
-        """Run ``work`` with as many tokens per micro-batch as fit into memory."""
         totals, self.tokens_per_microbatch = retry_unless_distributed(
             self.policy, work, self.tokens_per_microbatch, sequences=token_sequences(samples), setting=SETTING
         )
@@ -238,8 +219,8 @@ class Learner:
             self._show_progress(number / len(batches))
             for loss, name in losses.each(Columns(trained, counted, batch), totals):
                 add_gradient(loss, scale=self.loss_scale.value, name=name, ranks=self.ranks)
-        for parameters in self._learning_parameters():
-            self.ranks.sum_gradients(parameters)
+        for optimizer in self.optimizers:
+            self.ranks.sum_gradients(parameters_of(optimizer))
         return totals.merged(self.ranks)
 
     def _show_progress(self, fraction: float) -> None:
@@ -251,30 +232,21 @@ class Learner:
 
         The policy takes no step if its gradient is zero except for rounding, because momentum alone would move it.
         """
-        learning, own = self._learning_parameters()
-        scale = self.loss_scale.value
-        norm = clip_gradient(learning, max_grad_norm=self.config.update.optim.max_grad_norm, scale=scale)
-        if own:
-            critic_norm = clip_gradient(own, max_grad_norm=self._critic_optim.max_grad_norm, scale=scale)
-            totals.record("critic/gradient_norm", critic_norm)
-        totals.record("gradient_norm", norm)
-        moves = norm > ROUNDING
-        if self.shares_backbone and not moves:
-            for parameter in learning:
-                parameter.grad = None  # the head's step must not move the policy by momentum
-        elif self.critic is not None and not self.shares_backbone:
+        names = ("gradient_norm", "critic/gradient_norm")
+        limits = (self.config.update.optim.max_grad_norm, self._critic_optim.max_grad_norm)
+        norms = [
+            clip_gradient(parameters_of(optimizer), max_grad_norm=limit, scale=self.loss_scale.value)
+            for optimizer, limit in zip(self.optimizers, limits, strict=False)
+        ]
+        for name, norm in zip(names, norms, strict=False):
+            totals.record(name, norm)
+        moves = norms[0] > ROUNDING
+        if self.critic is not None:
             take_step(self.critic_optimizer)
-        if moves or self.shares_backbone:
+        if moves:
             take_step(self.optimizer)
             self.steps_taken += 1
         self._has_moved, self.num_skipped = self._has_moved or moves, 0 if moves else self.num_skipped
-
-    def _learning_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-        """Return the policy's and the critic's own parameters; a shared critic's head is last in the optimizer."""
-        learning = parameters_of(self.optimizer)
-        if self.shares_backbone:
-            return learning[:-1], learning[-1:]
-        return learning, parameters_of(self.critic_optimizer) if self.critic is not None else []
 
     @property
     def _critic_optim(self) -> OptimConfig:

@@ -55,11 +55,6 @@ class LearnerProtocol(ScoresCompletions, Protocol):
         ...
 
     @property
-    def needs_old_logprobs(self) -> bool:
-        """True if an update has several steps. A single step uses its own forward pass."""
-        ...
-
-    @property
     def policy_version(self) -> int:
         """Number of updates of the policy."""
         ...

@@ -24,8 +24,7 @@ from rlcore.models.memory_meter import measure_peak, num_parameters, optimizer_b
 from rlcore.text.packing import TokenSequence
 from rlcore.training.audit.optimizer_check import OptimizerChecker
 from rlcore.training.audit.slow_path import SlowPathResult, run_slow_path
-from rlcore.training.checkpoint import load_newest
-from rlcore.training.checkpoint_writer import CheckpointWriter
+from rlcore.training.checkpoint import CheckpointWriter, load_newest
 from rlcore.training.learner import Learner
 from rlcore.training.learner_protocol import PolicyFacts
 from rlcore.training.scoring_models import ForwardScores, ScoringModels, token_scores
@@ -85,10 +84,6 @@ class LocalLearner:
         return self.learner.algorithm
 
     @property
-    def needs_old_logprobs(self) -> bool:
-        return self.learner.needs_old_logprobs
-
-    @property
     def policy_version(self) -> int:
         return self.learner.policy_version
 
@@ -107,7 +102,7 @@ class LocalLearner:
             critic=self.learner.critic,
             temperature=self.config.sampling.temperature,
             tokens_per_microbatch=self.learner.tokens_per_microbatch,  # a budget that fits the update fits these passes
-            bootstrap_truncated=self.config.critic.gae.bootstrap_truncated,
+            bootstrap_truncated=self.config.critic.bootstrap_truncated,
         )
         return models.passes(sequences, needs_policy=needs_policy, cut=cut)
 

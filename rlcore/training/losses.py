@@ -1,4 +1,4 @@
-"""Losses of the micro-batches of one optimizer step: policy, critic, or both in one pass."""
+"""Losses of the micro-batches of one optimizer step: policy and critic."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.kl import PenaltyController, k3
-from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
+from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss, value_loss
 from rlcore.algorithms.ratios import clamped_difference, token_ratio
 from rlcore.algorithms.table import Algorithm
-from rlcore.algorithms.values import value_loss
 from rlcore.config import CriticConfig, RlConfig
-from rlcore.hardware.ranks import Ranks
-from rlcore.hardware.sharded import device_of, run_forward
+from rlcore.hardware.sharded import Ranks, device_of, run_forward
 from rlcore.models.architectures import pack_for
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import completion_logprobs, completion_loss, completion_states
 from rlcore.seeding import shuffled
-from rlcore.text.packing import PackedBatch
 from rlcore.training.audit.loss_formula import kl_sums
 from rlcore.training.minibatches import Columns, num_policy_tokens, token_sequences
 from rlcore.training.scoring_models import ScoringModels
@@ -36,7 +33,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepLosses:
-    """Common inputs of a step's micro-batches; see :class:`PolicyTerms`. ``trains_policy``: False in critic warm-up."""
+    """Common inputs of a step's micro-batches.
+
+    Attributes:
+        trains_policy: False in critic warm-up.
+        starts_at_one: No step was taken since sampling, so the pass's log-probabilities are the old ones.
+    """
 
     policy: PreTrainedModel
     critic: ScalarHeadModel | None
@@ -51,26 +53,11 @@ class StepLosses:
 
         A loss is computed after the backward pass of the previous one.
         """
-        if self.critic is not None and self.critic.backbone is self.policy:
-            shared = partial(self._shared, self.critic, columns, totals)
-            yield run_forward(self.policy, shared), "the loss of policy and critic"
-            return
         if self.trains_policy:
             yield run_forward(self.policy, partial(self._policy, columns, totals)), "the policy's loss"
         if self.critic is not None:
             own = partial(self._critic, self.critic, columns, totals)
             yield run_forward(self.critic, own), "the critic's loss"
-
-    def terms(self, columns: Columns, totals: StatAccumulator) -> PolicyTerms:
-        """Return the policy's loss as a function of log-probabilities."""
-        return PolicyTerms(
-            algorithm=self.algorithm,
-            coefficients=self.coefficients,
-            columns=columns,
-            totals=totals,
-            starts_at_one=self.starts_at_one,
-            tracks_kl=bool(self.config.update.early_stop_kl or self.config.update.early_stop_ref_kl),
-        )
 
     def has_gradient(self, sample: TrainingSample) -> bool:
         """Return False for a completion without advantage if no other loss term needs its forward pass.
@@ -115,40 +102,25 @@ class StepLosses:
         score = partial(completion_logprobs, self.policy, batch, temperature=self.config.sampling.temperature)
         logprobs, entropy = run_forward(self.policy, score)  # the same batch on every rank
         counted = totals if ranks.rank == 0 else StatAccumulator()
-        self.terms(columns, counted)(slice(0, batch.num_tokens), logprobs, entropy)
+        PolicyTerms(step=self, columns=columns, totals=counted)(slice(0, batch.num_tokens), logprobs, entropy)
         return totals.merged(ranks)
 
     def _policy(self, columns: Columns, totals: StatAccumulator) -> Tensor:
         batch = columns.batch.to(device_of(self.policy))
-        return self._policy_loss(columns, completion_states(self.policy, batch), batch, totals)
+        return completion_loss(
+            self.policy,
+            completion_states(self.policy, batch),
+            batch,
+            PolicyTerms(step=self, columns=columns, totals=totals),
+            temperature=self.config.sampling.temperature,
+            entropy_gradient=self.coefficients.entropy > 0.0,
+            # no token's loss depends on another token of its sequence
+            by_token=self.algorithm.ratio is token_ratio and self.coefficients.mismatch.level == "token",
+        )
 
     def _critic(self, critic: ScalarHeadModel, columns: Columns, totals: StatAccumulator) -> Tensor:
         predicted = critic.token_values(columns.batch.to(device_of(critic)))
         return critic_loss(columns, predicted, self.config.critic, totals)
-
-    def _shared(self, critic: ScalarHeadModel, columns: Columns, totals: StatAccumulator) -> Tensor:
-        """Return both losses from one forward pass; the critic's skips the backbone with ``detach`` or in warm-up."""
-        batch = columns.batch.to(device_of(self.policy))
-        with torch.set_grad_enabled(self.trains_policy):
-            states = completion_states(self.policy, batch)
-        spares = self.config.critic.detach or not self.trains_policy
-        values = critic.state_values(states.detach() if spares else states)
-        loss = self.config.critic.coefficient * critic_loss(columns, values, self.config.critic, totals)
-        if self.trains_policy:
-            loss = loss + self._policy_loss(columns, states, batch, totals)
-        return loss
-
-    def _policy_loss(self, columns: Columns, states: Tensor, batch: PackedBatch, totals: StatAccumulator) -> Tensor:
-        terms = self.terms(columns, totals)
-        return completion_loss(
-            self.policy,
-            states,
-            batch,
-            terms,
-            temperature=self.config.sampling.temperature,
-            entropy_gradient=terms.coefficients.entropy > 0.0,
-            by_token=terms.by_token,
-        )
 
 
 def coefficients_of(config: RlConfig, *, kl: float, penalty: PenaltyController | None) -> Coefficients:
@@ -164,24 +136,11 @@ def coefficients_of(config: RlConfig, *, kl: float, penalty: PenaltyController |
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PolicyTerms:
-    """Policy loss as a :data:`rlcore.models.logprobs.LossOfChunk` that counts its metrics in ``totals``.
+    """Policy loss as a :data:`rlcore.models.logprobs.LossOfChunk` that counts its metrics in ``totals``."""
 
-    Attributes:
-        starts_at_one: No step was taken since sampling, so the pass's log-probabilities are the old ones.
-        tracks_kl: Measure the KL to the reference policy even if it is in no loss, and the KL by the audit's formula.
-    """
-
-    algorithm: Algorithm
-    coefficients: Coefficients
+    step: StepLosses
     columns: Columns
     totals: StatAccumulator
-    starts_at_one: bool
-    tracks_kl: bool
-
-    @property
-    def by_token(self) -> bool:
-        """True if no token's loss depends on another token of its sequence."""
-        return self.algorithm.ratio is token_ratio and self.coefficients.mismatch.level == "token"
 
     def __call__(
         self, positions: slice, logprobs: Float[Tensor, "tokens"], entropy: Float[Tensor, "tokens"]
@@ -195,7 +154,7 @@ class PolicyTerms:
             return self.columns.get(name)[positions].to(logprobs.device)
 
         mask, ref_logprobs = column("loss_mask"), column("ref_logprobs")
-        old_logprobs = logprobs.detach() if self.starts_at_one else column("old_logprobs")
+        old_logprobs = logprobs.detach() if self.step.starts_at_one else column("old_logprobs")
         output = policy_loss(
             LossInputs(
                 policy_logprobs=logprobs,
@@ -208,13 +167,14 @@ class PolicyTerms:
                 loss_mask=mask,
                 sequence_index=self.columns.batch.sequence_index[positions].to(logprobs.device),
             ),
-            self.algorithm,
-            self.coefficients,
+            self.step.algorithm,
+            self.step.coefficients,
         )
         self.totals.add(output)
-        if self.starts_at_one:
+        if self.step.starts_at_one:
             self._keep_first_tokens(positions, logprobs.detach(), entropy.detach())
-        if self.tracks_kl:
+        update = self.step.config.update
+        if update.early_stop_kl or update.early_stop_ref_kl:
             # kl/ref of the loss is absent if KL is in the reward, and the reward's kl/ref is of the old policy.
             self.totals.add_ref_kl(
                 k3(clamped_difference(logprobs.detach(), ref_logprobs, mask)).sum(),
@@ -235,7 +195,7 @@ class PolicyTerms:
 def critic_loss(
     columns: Columns, predicted: Float[Tensor, "tokens"], config: CriticConfig, totals: StatAccumulator
 ) -> Float[Tensor, ""]:
-    """Return the weighted sum of :func:`~rlcore.algorithms.values.value_loss` over the tokens, a scalar with gradient.
+    """Return the weighted sum of the value loss over the tokens, a scalar with gradient.
 
     ``predicted``: float32 [N], values of the batch's tokens. The loss is counted in ``totals``.
     """
@@ -247,7 +207,6 @@ def critic_loss(
         columns.get("values").to(device).masked_fill(masked, 0.0),
         columns.get("returns").to(device).masked_fill(masked, 0.0),
         clip_range=config.clip_range,
-        huber_delta=config.huber_delta,
     )
     loss = (columns.weights.to(device) * per_token).sum()
     totals.add_loss("loss/value", loss)

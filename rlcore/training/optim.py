@@ -1,9 +1,10 @@
-"""Optimizer, learning-rate schedule and guarded steps."""
+"""Optimizer, learning-rate schedule, loss scale and guarded steps."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -12,15 +13,22 @@ from torch import Tensor, nn
 from rlcore.config import OptimConfig
 from rlcore.errors import ConfigError, NonFiniteError, TrainingError
 from rlcore.extras import install_command
-from rlcore.hardware.precision import no_autocast
-from rlcore.hardware.ranks import ONE, Ranks, gather_full
-from rlcore.training.loss_scale import LossScale
+from rlcore.hardware.out_of_memory import retry_unless_distributed
+from rlcore.hardware.precision import compute_dtype, no_autocast
+from rlcore.hardware.sharded import ONE, Ranks, gather_full
+from rlcore.text.packing import TokenSequence
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 T = TypeVar("T")
 _EPS = 1e-8
+GROWTH_INTERVAL = 200  # steps without overflow before the scale is doubled
+LARGEST = 2.0**24
+_FIRST = 2.0**15
+
+Report = Callable[[int, Mapping[str, float]], None]
+"""Receiver of the metrics of each step, counted from 1."""
 
 
 def make_optimizer(groups: Iterable[tuple[nn.Module, float]], config: OptimConfig) -> torch.optim.Optimizer:
@@ -104,41 +112,106 @@ def add_gradient(loss: Float[Tensor, ""], *, scale: float, name: str, ranks: Ran
         (scale * loss).backward()  # type: ignore[no-untyped-call]
 
 
-def guarded_step(
-    accumulate: Callable[[float], T],
-    optimizer: torch.optim.Optimizer,
-    scheduler: torch.optim.lr_scheduler.LRScheduler,
-    *,
-    max_grad_norm: float,
-    scale: LossScale,
-) -> tuple[T, float, LossScale]:
-    """Accumulate a gradient, clip it, take one step and clear the gradient; retry after a float16 overflow.
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """Factor ``value`` of the loss against underflow in float16 (Micikevicius et al. 2018); 1 unless it ``adapts``.
+
+    If the gradient overflows, the scale is halved and the step is repeated, so no step is lost. After many
+    ``clean_steps`` since its last change it is doubled. Scales are powers of two, so that dividing by them is exact.
+    """
+
+    value: float = 1.0
+    clean_steps: int = 0
+    adapts: bool = False
+
+    @classmethod
+    def of(cls, *models: Any) -> LossScale:
+        """Return the initial scale of models; only products in float16 need one."""
+        needed = any(compute_dtype(model) == torch.float16 for model in models)
+        return cls(_FIRST, 0, adapts=True) if needed else cls()
+
+    @property
+    def can_shrink(self) -> bool:
+        """True if an overflow may be caused by the scale."""
+        return self.adapts and self.value > 1.0
+
+    def after_overflow(self) -> LossScale:
+        """Return half the scale."""
+        return LossScale(self.value / 2.0, 0, adapts=self.adapts)
+
+    def after_step(self) -> LossScale:
+        """Return the scale of the next step: doubled after ``GROWTH_INTERVAL`` clean steps."""
+        if not self.adapts:
+            return self
+        if self.clean_steps + 1 < GROWTH_INTERVAL:
+            return LossScale(self.value, self.clean_steps + 1, adapts=True)
+        return LossScale(min(2.0 * self.value, LARGEST), 0, adapts=True)
+
+
+class Stepper:
+    """Optimizer, schedule and loss scale of ``num_steps`` steps of one model.
 
     Args:
-        accumulate: Adds the gradient of the loss times the given factor to the parameters.
-        optimizer: Optimizer with cleared gradients.
-        scheduler: Schedule, which takes a step too.
-        max_grad_norm: Bound of the true gradient, without the factor.
-        scale: Loss scale.
-
-    Returns:
-        The result of ``accumulate``, the norm before clipping, and the scale of the next step.
-
-    Raises:
-        NonFiniteError: The gradient contains NaN or infinity; the weights are unchanged.
+        model: Model whose trainable parameters are in ``groups``, (module, learning rate) pairs.
+        groups: As in :func:`make_optimizer`.
+        config: Optimizer and schedule.
+        num_steps: Length of the schedule.
+        tokens: First budget of a micro-batch; :attr:`tokens` is reduced when memory runs out.
+        setting: Configuration key of ``tokens``, for the log.
     """
-    while True:
-        result = accumulate(scale.value)
-        try:
-            norm = clip_gradient(parameters_of(optimizer), max_grad_norm=max_grad_norm, scale=scale.value)
-        except NonFiniteError:
-            if not scale.can_shrink:
-                raise
-            scale = scale.after_overflow()
-            continue
-        take_step(optimizer)
-        scheduler.step()
-        return result, norm, scale.after_step()
+
+    def __init__(
+        self,
+        model: nn.Module,
+        groups: Sequence[tuple[nn.Module, float]],
+        config: OptimConfig,
+        *,
+        num_steps: int,
+        tokens: int,
+        setting: str,
+    ) -> None:
+        self.optimizer, self.tokens = make_optimizer(groups, config), tokens
+        self._scheduler = make_scheduler(self.optimizer, config, num_steps=num_steps)
+        self._model, self._max_grad_norm, self._setting = model, config.max_grad_norm, setting
+        self._scale = LossScale.of(groups[0][0])
+
+    def take(
+        self, accumulate: Callable[[int, float], T], sequences: Sequence[TokenSequence]
+    ) -> tuple[T, dict[str, float]]:
+        """Accumulate a gradient, clip it, take one step and clear it; retry after a float16 overflow or out of memory.
+
+        Args:
+            accumulate: Adds the gradient of the loss, given the tokens of a micro-batch and a factor of the loss.
+            sequences: Sequences of the step, the longest of which must fit into memory.
+
+        Returns:
+            The result of ``accumulate``, and the metrics of the step: gradient norm, next learning rate.
+
+        Raises:
+            NonFiniteError: The gradient contains NaN or infinity; the weights are unchanged.
+            TrainingError: One sequence, or the optimizer's state, does not fit into memory.
+        """
+
+        def attempt(tokens: int) -> T:
+            self._model.zero_grad(set_to_none=True)
+            return accumulate(tokens, self._scale.value)
+
+        while True:
+            result, self.tokens = retry_unless_distributed(
+                self._model, attempt, self.tokens, sequences=sequences, setting=self._setting
+            )
+            learning = parameters_of(self.optimizer)
+            try:
+                norm = clip_gradient(learning, max_grad_norm=self._max_grad_norm, scale=self._scale.value)
+                break
+            except NonFiniteError:
+                if not self._scale.can_shrink:
+                    raise
+            self._scale = self._scale.after_overflow()
+        take_step(self.optimizer)
+        self._scheduler.step()
+        self._scale = self._scale.after_step()
+        return result, {"gradient_norm": norm, "learning_rate": float(self._scheduler.get_last_lr()[0])}
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
@@ -156,7 +229,7 @@ def clip_gradient(parameters: Iterable[nn.Parameter], *, max_grad_norm: float, s
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if scale != 1.0 and gradients:  # a batch without signal has none
         torch._foreach_mul_(gradients, 1.0 / scale)
-    norm = _clip(parameters, max_grad_norm)
+    norm = float(gather_full(nn.utils.clip_grad_norm_(parameters, max_grad_norm)))
     if not math.isfinite(norm):
         for parameter in parameters:
             parameter.grad = None
@@ -165,20 +238,6 @@ def clip_gradient(parameters: Iterable[nn.Parameter], *, max_grad_norm: float, s
             fix="lower the learning rate, or check the rollouts of this iteration; "
             "in float16, try hardware.dtype = 'bfloat16', which has a larger range",
         )
-    return norm
-
-
-def _clip(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
-    """Clip all gradients to norm ``max_norm``; return the norm before."""
-    meshes: dict[object, list[Tensor]] = {}
-    for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
-        meshes.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
-    if len(meshes) <= 1:
-        return float(gather_full(nn.utils.clip_grad_norm_(parameters, max_norm)))
-    # torch clips gradients of a single mesh, but sharded matrices have another mesh than the rest.
-    norm = float(torch.stack([gather_full(nn.utils.get_total_norm(each)) for each in meshes.values()]).norm())
-    for each in meshes.values():
-        torch._foreach_mul_(each, min(1.0, max_norm / (norm + 1e-6)))
     return norm
 
 

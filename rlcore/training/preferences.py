@@ -1,4 +1,4 @@
-"""Preferences as tokens: pairs, and the sets in which they were compared, where each completion occurs once.
+"""Preferences as tokens, with their loss: pairs, and the sets in which each compared completion occurs once.
 
 Set s1: prompt q, completions [a, b, c], comparisons a > b, a > c, b > c (a ranking of three).
 Set s2: prompt p, completions [d, e], comparison d > e (a single pair).
@@ -7,12 +7,25 @@ Set s2: prompt p, completions [d, e], comparison d > e (a single pair).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
-from rlcore.hardware.ranks import ONE, Ranks
+import torch
+from torch import Tensor
+
+from rlcore.algorithms.preference import bradley_terry, smoothed
+from rlcore.config import PreferenceLossConfig
+from rlcore.hardware.memory import filled_on, positions_on
+from rlcore.hardware.sharded import ONE, Ranks, device_of, ranks_of, run_forward
+from rlcore.seeding import shuffled
 from rlcore.text.packing import TokenSequence, balance
+from rlcore.training.optim import add_gradient
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,3 +169,74 @@ def _subset(whole: PreferenceSet, comparisons: Sequence[Comparison]) -> Preferen
     ]
     completions = tuple(whole.completions[index] for index in indices)
     return PreferenceSet(prompt_ids=whole.prompt_ids, completions=completions, comparisons=tuple(renamed))
+
+
+def shuffled_sets(
+    sets: Sequence[PreferenceSet], *, num_epochs: int, batch_size: int, seed: int, name: str
+) -> list[list[PreferenceSet]]:
+    """Return the minibatches of all epochs, reshuffled in every epoch; ``name`` separates the draws of trainings."""
+    orders = [shuffled(len(sets), seed, name, epoch) for epoch in range(num_epochs)]
+    return [
+        [sets[index] for index in order[start : start + batch_size]]
+        for order in orders
+        for start in range(0, len(order), batch_size)
+    ]
+
+
+def accumulate_gradient(
+    model: Any,
+    sets: Sequence[PreferenceSet],
+    loss_of: Callable[[Sequence[PreferenceSet], float], tuple[Tensor, Tensor, Tensor]],
+    *,
+    tokens_per_microbatch: int,
+    scale: float,
+    name: str,
+) -> tuple[float, Float[Tensor, "sides pairs"]]:
+    """Add the gradient of a minibatch's loss times ``scale``; return the loss and the scores of both sides [2, P].
+
+    Every set counts once. Its completions stay together and share the row of their prompt. Ranks split the work.
+
+    Args:
+        model: Model with the gradient.
+        sets: Minibatch.
+        loss_of: Returns for a micro-batch, given the weight of the minibatch: a scalar with the gradient of its loss,
+            the loss, and the scores of better and worse sides.
+        tokens_per_microbatch: Budget.
+        scale: Factor of the loss.
+        name: Name of the loss in errors.
+
+    Raises:
+        NonFiniteError: NaN or infinity in the loss; no step was taken.
+    """
+    ranks, device = ranks_of(model), device_of(model).type
+    weight = sum(one.weight for each in sets for one in each.comparisons)
+    total, sides = 0.0, list[Tensor]()
+    budget, filled = positions_on(device, tokens_per_microbatch), filled_on(device, tokens_per_microbatch)
+    for group in microbatches(sets, budget, ranks, filled=filled):
+        pull, loss, found = run_forward(model, partial(loss_of, group, weight))
+        add_gradient(pull, scale=scale, name=name, ranks=ranks)
+        total += float(loss.detach())
+        sides.append(found.detach().cpu())
+    ranks.sum_gradients(parameter for parameter in model.parameters() if parameter.requires_grad)
+    losses, parts = zip(*ranks.gather((total, torch.cat(sides, dim=1))), strict=True)
+    return sum(losses), torch.cat(parts, dim=1)
+
+
+def comparison_loss(
+    sets: Sequence[PreferenceSet], scores: Float[Tensor, "completions"], weight: float, loss: PreferenceLossConfig
+) -> tuple[Float[Tensor, ""], Float[Tensor, "sides pairs"]]:
+    """Return the contribution of some sets to a minibatch's loss, and the scores of both sides [2, P].
+
+    ``scores``: of all completions of the sets; ``weight``: of the minibatch.
+    """
+    comparisons = [one for each in sets for one in each.comparisons]
+    better, worse = side_indices(sets)
+    chosen, rejected = scores[better], scores[worse]
+    found = bradley_terry(
+        chosen,
+        rejected,
+        margins=scores.new_tensor([one.margin + loss.margin for one in comparisons]),
+        probabilities=smoothed(scores.new_tensor([one.probability for one in comparisons]), loss.label_smoothing),
+        weights=scores.new_tensor([one.weight / weight for one in comparisons]),
+    )
+    return found, torch.stack([chosen, rejected])

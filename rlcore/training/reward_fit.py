@@ -15,11 +15,18 @@ from rlcore.models.reward_ensemble import RewardScale, fit_length_slope, lengths
 from rlcore.progress import advance
 from rlcore.seeding import derive_seed, generator, shuffled
 from rlcore.text.packing import TokenSequence
-from rlcore.training.label_audit import SuspectLabel, audit_labels, linear_pairs
-from rlcore.training.linear_head import LinearPairs, choose_l2, fit_head, folds_of
-from rlcore.training.preferences import TokenPair, different_sequences
-from rlcore.training.reward_learner import RewardHandle
-from rlcore.training.reward_model import Report, minibatches
+from rlcore.training.label_audit import (
+    LinearPairs,
+    SuspectLabel,
+    audit_labels,
+    choose_l2,
+    fit_head,
+    folds_of,
+    linear_pairs,
+)
+from rlcore.training.optim import Report
+from rlcore.training.preferences import TokenPair, different_sequences, preference_sets, shuffled_sets
+from rlcore.training.reward_learner import RewardLearner
 
 REFERENCE_PAIRS = 512
 """Maximum number of training pairs that center the rewards; their mean is then known to 1/30 of its spread."""
@@ -40,7 +47,7 @@ class Fitted:
 
 
 def fit_reward_model(
-    learner: RewardHandle, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
+    learner: RewardLearner, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
 ) -> Fitted:
     """Audit the labels with the untrained backbone, then train ``config.ensemble`` members.
 
@@ -62,7 +69,13 @@ def fit_reward_model(
         if config.ensemble > 1:
             own_seed = derive_seed(seed, "member", number)
             own_pairs = resample(pairs, seed=own_seed)
-        batches = minibatches(own_pairs, config, seed=own_seed)
+        batches = shuffled_sets(
+            preference_sets(own_pairs),
+            num_epochs=config.num_epochs,
+            batch_size=config.batch_size,
+            seed=own_seed,
+            name="reward_model",
+        )
         learner.begin(number, num_steps=len(batches))
         for step, sets in enumerate(batches, start=1):
             report(step, learner.step(sets))
@@ -85,7 +98,7 @@ def resample(pairs: Sequence[TokenPair], *, seed: int) -> list[TokenPair]:
 
 
 def _fit_heads(
-    learner: RewardHandle, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
+    learner: RewardLearner, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
 ) -> Fitted:
     """Fit heads on states of a frozen backbone, computed once for heads, audit and reference set."""
     sequences = different_sequences(pairs)

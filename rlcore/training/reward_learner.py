@@ -1,19 +1,19 @@
-"""Training of reward-model members, behind a protocol that hides how many processes take part."""
+"""Training of reward-model members, in one process or on several ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlcore.config import BackboneConfig, RewardModelConfig
-from rlcore.hardware.sharded import full_state_dict, ranks_of, run_forward, shard_like
-from rlcore.models.architectures import rank_indices
+from rlcore.hardware.sharded import device_of, full_state_dict, ranks_of, run_forward, shard_like
+from rlcore.models.architectures import pack_for, rank_indices
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.loading import save_model
 from rlcore.models.lora import AdaptedModel, add_lora
@@ -23,43 +23,74 @@ from rlcore.seeding import derive_seed, generator
 from rlcore.text.packing import TokenSequence
 from rlcore.training.audit.supervised_data import require_last_token
 from rlcore.training.label_audit import audit_features
-from rlcore.training.preferences import PreferenceSet
-from rlcore.training.reward_model import RewardSteps
+from rlcore.training.optim import Stepper
+from rlcore.training.preferences import PreferenceSet, accumulate_gradient, comparison_loss
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Float64
 
 
-class RewardHandle(Protocol):
-    """Protocol of a reward model's members, in this process or in several."""
+class RewardLearner:
+    """Members of a reward model in this process, which may be one of several ranks."""
+
+    def __init__(self, members: Sequence[ScalarHeadModel], config: RewardModelConfig) -> None:
+        self.members, self.ranks = tuple(members), ranks_of(members[0])
+        self._config, self._budget = config, config.tokens_per_microbatch
 
     def features(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences features"]:
         """Return audit features of completions before any step: float64 [S, H + 3]."""
-        ...
+        audit = partial(audit_features, self.members[0].backbone, tokens_per_microbatch=self._budget)
+        return self._shared(audit, sequences)
 
     def states(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "sequences hidden"]:
         """Return the first member's state at the last token of each sequence: float32 [S, H]."""
-        ...
+        state = partial(last_states, self.members[0].backbone, tokens_per_microbatch=self._budget)
+        return self._shared(state, sequences)
 
+    @torch.no_grad()
     def set_heads(self, heads: Float[Tensor, "members hidden"]) -> None:
         """Replace the heads on a backbone that all members share."""
-        ...
+        for member, weights in zip(self.members, heads, strict=True):
+            weight = member.head.weight
+            weight.copy_(shard_like(weight, weights[None].to(weight.device, weight.dtype)))
 
     def begin(self, member: int, *, num_steps: int) -> None:
         """Prepare ``num_steps`` steps of one member."""
-        ...
+        config, self._model = self._config, self.members[member]
+        self._steps = Stepper(
+            self._model,
+            [(self._model.backbone, config.learning_rate), (self._model.head, config.head_learning_rate)],
+            config.optim,
+            num_steps=num_steps,
+            tokens=self._budget,
+            setting="reward_model.tokens_per_microbatch",
+        )
 
     def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
-        """Take one step; return its loss, the accuracy before it, and the gradient norm.
+        """Take one step; return its loss, the accuracy before it, the gradient norm and the next learning rate.
 
         Raises:
             NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
         """
-        ...
+        model = self._model
+
+        def accumulate(tokens: int, scale: float) -> tuple[float, Tensor]:
+            loss = partial(_loss, model, self._config, tokens)
+            name = "the reward model's loss"
+            return accumulate_gradient(model, sets, loss, tokens_per_microbatch=tokens, scale=scale, name=name)
+
+        (loss, (chosen, rejected)), metrics = self._steps.take(
+            accumulate, [one for each in sets for one in each.sequences()]
+        )
+        return {"rm/loss": loss, "rm/accuracy": float((chosen > rejected).double().mean()), **metrics}
 
     def scores(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "members sequences"]:
         """Return raw scores: float32 [M, S]."""
-        ...
+
+        def score(mine: Sequence[TokenSequence]) -> Tensor:
+            return raw_scores(self.members, mine, tokens_per_microbatch=self._budget).T
+
+        return self._shared(score, sequences).T.contiguous()
 
     def probe(self, sequences: Sequence[TokenSequence]) -> None:
         """Check on a few completions that scores are read at the last token.
@@ -67,52 +98,12 @@ class RewardHandle(Protocol):
         Raises:
             TrainingError: They are read elsewhere.
         """
-        ...
-
-    def save_model(self, start: Path, folder: Path) -> None:
-        """Write backbone and members, with the tokenizer of ``start``, their initial checkpoint."""
-        ...
-
-
-class RewardLearner:
-    """:class:`RewardHandle` on members of this process, which may be one of several ranks."""
-
-    def __init__(self, members: Sequence[ScalarHeadModel], config: RewardModelConfig) -> None:
-        self.members, self.ranks = tuple(members), ranks_of(members[0])
-        self._config, self._budget = config, config.tokens_per_microbatch
-
-    def features(self, sequences: Sequence[TokenSequence]) -> Float64[Tensor, "sequences features"]:
-        audit = partial(audit_features, self.members[0].backbone, tokens_per_microbatch=self._budget)
-        return self._shared(audit, sequences)
-
-    def states(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "sequences hidden"]:
-        state = partial(last_states, self.members[0].backbone, tokens_per_microbatch=self._budget)
-        return self._shared(state, sequences)
-
-    @torch.no_grad()
-    def set_heads(self, heads: Float[Tensor, "members hidden"]) -> None:
-        for member, weights in zip(self.members, heads, strict=True):
-            weight = member.head.weight
-            weight.copy_(shard_like(weight, weights[None].to(weight.device, weight.dtype)))
-
-    def begin(self, member: int, *, num_steps: int) -> None:
-        self._steps = RewardSteps(self.members[member], self._config, num_steps=num_steps)
-
-    def step(self, sets: Sequence[PreferenceSet]) -> dict[str, float]:
-        return self._steps.take(sets)
-
-    def scores(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "members sequences"]:
-        def score(mine: Sequence[TokenSequence]) -> Tensor:
-            return raw_scores(self.members, mine, tokens_per_microbatch=self._budget).T
-
-        return self._shared(score, sequences).T.contiguous()
-
-    def probe(self, sequences: Sequence[TokenSequence]) -> None:
         first = self.members[0]
         scores = raw_scores((first,), sequences, tokens_per_microbatch=self._budget)[0]
         run_forward(first, partial(require_last_token, first, scores, sequences))
 
     def save_model(self, start: Path, folder: Path) -> None:
+        """Write backbone and members, with the tokenizer of ``start``, their initial checkpoint."""
         backbone = self.members[0].backbone
         state = full_state_dict(backbone)
         self.ranks.broadcast_object(partial(save_model, backbone, start, folder, state=state))
@@ -150,3 +141,15 @@ def reward_members(
         for number, member in enumerate(members):
             member.init_head(generator(derive_seed(seed, "member", number), "reward_head"))
     return members
+
+
+def _loss(
+    model: ScalarHeadModel, config: RewardModelConfig, tokens: int, group: Sequence[PreferenceSet], weight: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss of a micro-batch twice, and the scores of both sides [2, P]; each completion is computed once."""
+    sequences = [sequence for each in group for sequence in each.sequences()]
+    batches = pack_for(model.backbone, sequences, tokens_per_microbatch=tokens)
+    scores = torch.cat([model.sequence_scores(batch.to(device_of(model))) for batch in batches])
+    scores = scores[torch.cat([batch.sequences for batch in batches]).argsort().to(scores.device)]
+    loss, sides = comparison_loss(group, scores, weight, config.loss)
+    return loss, loss, sides

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from transformers import PreTrainedModel
 
 from rlcore.config import SftConfig
 from rlcore.errors import DataError
-from rlcore.hardware.out_of_memory import retry_unless_distributed
 from rlcore.hardware.sharded import device_of, full_state_dict, ranks_of, run_forward
 from rlcore.models.architectures import pack_for, rank_indices
 from rlcore.models.integrity import verify_saved
@@ -24,14 +22,23 @@ from rlcore.seeding import shuffled
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import PackedBatch
 from rlcore.training.audit.shuffle_gap import ShuffleGap, measure_shuffle_gap
-from rlcore.training.loss_scale import LossScale
-from rlcore.training.optim import add_gradient, guarded_step, make_optimizer, make_scheduler
-
-Report = Callable[[int, Mapping[str, float]], None]
+from rlcore.training.optim import Report, Stepper, add_gradient
 
 
-class SftHandle(Protocol):
-    """Protocol of a model trained on demonstrations, in this process or in several."""
+class SftLearner:
+    """Supervised training of a model of this process, which may be one of several ranks."""
+
+    def __init__(self, model: PreTrainedModel, config: SftConfig) -> None:
+        self.model, self.ranks = model, ranks_of(model)
+        self._count = 0
+        self._steps = Stepper(
+            model,
+            [(model, config.learning_rate)],
+            config.optim,
+            num_steps=config.num_steps,
+            tokens=config.tokens_per_microbatch,
+            setting="sft.tokens_per_microbatch",
+        )
 
     def step(self, minibatch: Sequence[Demonstration]) -> dict[str, float]:
         """Take one step; return its loss in nats per token, the gradient norm, and the learning rate after it.
@@ -40,86 +47,29 @@ class SftHandle(Protocol):
             NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
             TrainingError: One demonstration, or the optimizer's state, does not fit into memory.
         """
-        ...
+        self._count += 1
+        accumulate = partial(accumulate_gradient, self.model, minibatch, step=self._count)
+        loss, metrics = self._steps.take(accumulate, [demonstration.sequence for demonstration in minibatch])
+        return {"sft/loss": loss, **metrics}
 
     def mean_loss(self, demonstrations: Sequence[Demonstration]) -> float:
         """Return the mean negative log-likelihood per assistant token, in nats."""
-        ...
+        return mean_loss(self.model, demonstrations, self._steps.tokens)
 
     def shuffle_gap(self, demonstrations: Sequence[Demonstration], *, seed: int) -> ShuffleGap:
         """Return the rise in loss when answers of different prompts are exchanged."""
-        ...
+        return measure_shuffle_gap(self.model, demonstrations, tokens_per_microbatch=self._steps.tokens, seed=seed)
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
         """Write the model as a checkpoint with the tokenizer of ``start``, its initial checkpoint."""
-        ...
-
-
-class SftLearner:
-    """:class:`SftHandle` on a model of this process, which may be one of several ranks."""
-
-    def __init__(self, model: PreTrainedModel, config: SftConfig) -> None:
-        self.model, self.ranks = model, ranks_of(model)
-        self._config, self._tokens = config, config.tokens_per_microbatch
-        self._optimizer = make_optimizer([(model, config.learning_rate)], config.optim)
-        self._scheduler = make_scheduler(self._optimizer, config.optim, num_steps=config.num_steps)
-        self._loss_scale, self._count = LossScale.of(model), 0
-
-    def step(self, minibatch: Sequence[Demonstration]) -> dict[str, float]:
-        self._count += 1
-        (loss, self._tokens), norm, self._loss_scale = guarded_step(
-            partial(self._fitted, minibatch),
-            self._optimizer,
-            self._scheduler,
-            max_grad_norm=self._config.optim.max_grad_norm,
-            scale=self._loss_scale,
-        )
-        rate = float(self._scheduler.get_last_lr()[0])
-        return {"sft/loss": loss, "gradient_norm": norm, "learning_rate": rate}
-
-    def mean_loss(self, demonstrations: Sequence[Demonstration]) -> float:
-        return mean_loss(self.model, demonstrations, self._tokens)
-
-    def shuffle_gap(self, demonstrations: Sequence[Demonstration], *, seed: int) -> ShuffleGap:
-        return measure_shuffle_gap(self.model, demonstrations, tokens_per_microbatch=self._tokens, seed=seed)
-
-    def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
         state = full_state_dict(self.model)
         self.ranks.broadcast_object(partial(save_model, self.model, start, folder, like_start=like_start, state=state))
         held = state if state is not None else self.model.state_dict()
         self.ranks.broadcast_object(partial(verify_saved, held, folder))
 
-    def _fitted(self, minibatch: Sequence[Demonstration], scale: float) -> tuple[float, int]:
-        """Return the loss of :func:`accumulate_gradient`, and the tokens per micro-batch that fit into memory."""
-
-        def attempt(tokens_per_microbatch: int) -> float:
-            self.model.zero_grad(set_to_none=True)
-            return accumulate_gradient(self.model, minibatch, tokens_per_microbatch, self._count, scale)
-
-        sequences = [demonstration.sequence for demonstration in minibatch]
-        setting = "sft.tokens_per_microbatch"
-        return retry_unless_distributed(self.model, attempt, self._tokens, sequences=sequences, setting=setting)
-
-
-def train_sft(
-    model: PreTrainedModel,
-    train: Sequence[Demonstration],
-    held_out: Sequence[Demonstration],
-    config: SftConfig,
-    *,
-    seed: int,
-    report: Report,
-) -> None:
-    """Train ``model`` in place for ``num_steps`` steps; calls ``report(step, metrics)`` after each.
-
-    Raises:
-        DataError, NonFiniteError, TrainingError: As :func:`run_sft_steps`.
-    """
-    run_sft_steps(SftLearner(model, config), train, held_out, config, seed=seed, report=report)
-
 
 def run_sft_steps(
-    learner: SftHandle,
+    learner: SftLearner,
     train: Sequence[Demonstration],
     held_out: Sequence[Demonstration],
     config: SftConfig,
@@ -145,7 +95,7 @@ def run_sft_steps(
 
 
 def accumulate_gradient(
-    model: PreTrainedModel, minibatch: Sequence[Demonstration], tokens_per_microbatch: int, step: int, scale: float
+    model: PreTrainedModel, minibatch: Sequence[Demonstration], tokens_per_microbatch: int, scale: float, *, step: int
 ) -> float:
     """Add the gradient of the minibatch's mean loss times ``scale``; return that loss, in nats per token.
 

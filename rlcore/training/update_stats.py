@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rlcore.algorithms.objective import LossOutput
 from rlcore.config import UpdateConfig
-from rlcore.hardware.ranks import Ranks
+from rlcore.hardware.sharded import Ranks
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -34,7 +34,7 @@ class UpdateStats:
         moved: True if any policy weight changed.
         skipped: Error of each skipped step.
         arrived: By rank, epoch and minibatch, a digest of the trained samples; see
-            :mod:`rlcore.training.sample_digests`.
+            :mod:`rlcore.training.minibatches`.
         epoch_kl: By epoch, the sums of :func:`rlcore.training.audit.loss_formula.kl_sums`, if a limit on KL is set.
         first_tokens: Those of the passes before the first step: the engine's number and log-probability, the learner's
             log-probability, and the entropy.

@@ -38,7 +38,7 @@ def uses_critic(rl: RlConfig) -> bool:
     """Return True if the algorithm of these settings trains a critic.
 
     Raises:
-        ConfigError: as :func:`rlcore.algorithms.resolve.resolve_algorithm`.
+        ConfigError: as :func:`rlcore.algorithms.table.resolve_algorithm`.
     """
     facts = algorithm_facts(rl)
     if facts.refused:
@@ -63,14 +63,14 @@ def _deciding(rl: RlConfig) -> RlConfig:
         ),
         update=UpdateConfig(num_epochs=min(rl.steps_per_iteration, 2), objective=rl.update.objective),
         kl=KlConfig(coefficient=float(rl.kl.coefficient > 0.0), apply_to=rl.kl.apply_to),
-        critic=CriticConfig(gamma=critic.gamma, lam=critic.lam, gae=critic.gae),
+        critic=CriticConfig(gamma=critic.gamma, lam=critic.lam),
     )
 
 
 @remembered
 def _facts(settings: str, code: str) -> dict[str, Any]:
     """Return :class:`AlgorithmFacts` as JSON. ``code``: digest of the code that finds them."""
-    from rlcore.algorithms.resolve import resolve_algorithm  # brings torch
+    from rlcore.algorithms.table import resolve_algorithm  # brings torch
     from rlcore.checks.settings import algorithm_errors
 
     rl = build(RlConfig, json.loads(settings))

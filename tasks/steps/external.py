@@ -30,7 +30,7 @@ def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:
     """Return the stages whose reward models a run needs: as rewards, or to start its critic from.
 
     Raises:
-        ConfigError: as :func:`rlcore.algorithms.resolve.resolve_algorithm`, before any work.
+        ConfigError: as :func:`rlcore.algorithms.table.resolve_algorithm`, before any work.
     """
     in_rewards = [term.stage for term in rl.rewards if term.kind == "reward_model"]
     in_critic = uses_critic(rl) and rl.critic.init_from != "policy"

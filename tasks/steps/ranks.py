@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 
 from rlcore.choices import choices
 from rlcore.config import DistributedConfig
+from rlcore.distributed.build_supervised import SupervisedPlan
 from rlcore.distributed.cluster.ray_cluster import open_cluster
-from rlcore.distributed.cluster.remote_ranks import cluster_ranks
-from rlcore.distributed.distributed_supervised import SupervisedPlan
+from rlcore.distributed.cluster.remote import cluster_ranks
+from rlcore.distributed.distributed_learner import DistributedSupervised
 from rlcore.distributed.local_ranks import child_ranks
 from rlcore.distributed.rank_pool import RankPool
 from rlcore.models.runtime import Runtime
@@ -28,12 +29,11 @@ def open_supervised(
     runtime: Runtime,
     *,
     here: Callable[[], Handle],
-    groups: Mapping[str, Callable[..., Any]],
 ) -> Iterator[Handle]:
     """Open the learner of a supervised stage: a model of this process, or ranks if the preset is distributed.
 
-    ``here`` makes the learner of this process; ``groups`` a distributed one, by backend: child processes, or a cluster
-    that has room for its ranks.
+    ``here`` makes the learner of this process; ranks are child processes, or on a cluster with room for them.
+
     Raises:
         ConfigError: there are fewer GPUs than ranks, or Ray is not installed.
         ModelError: the checkpoint cannot be trained.
@@ -44,7 +44,7 @@ def open_supervised(
         yield here()
         return
     with RANKS[placement.backend](placement, runtime, context.log) as ranks:
-        make_plan, make_group = PLANS[placement.backend], groups[placement.backend]
+        make_plan, make_group = PLANS[placement.backend], GROUPS[placement.backend]
         plan = make_plan(start=checkpoint, config=context.config.stage.settings, seed=context.seed)
         with closing(make_group(plan, placement, runtime, ranks)) as group:
             yield group
@@ -66,6 +66,9 @@ RANKS: Mapping[str, Callable[..., AbstractContextManager[RankPool]]] = choices(
     "distributed.backend", {"processes": _children, "ray": _of_a_cluster}
 )
 PLANS = choices("distributed.backend", {"processes": SupervisedPlan, "ray": SupervisedPlan})
+GROUPS: Mapping[str, Callable[..., Any]] = choices(
+    "distributed.backend", {"processes": DistributedSupervised, "ray": DistributedSupervised}
+)
 
 
 def step_reporter(

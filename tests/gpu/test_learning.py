@@ -25,7 +25,7 @@ from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
 from rlcore.training.local_learner import merged_state
 from rlcore.training.scoring_models import ScoringModels
-from rlcore.training.sft import train_sft
+from rlcore.training.sft import SftLearner, run_sft_steps
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout
 from tests.gpu import micro
 
@@ -82,7 +82,7 @@ def test_rl_learns_what_is_rewarded(
             kl=config.kl,
             kl_coefficient=0.0,
             truncated="score",
-            need_old_logprobs=learner.needs_old_logprobs,
+            need_old_logprobs=learner.config.update.needs_old_logprobs,
         )
         stats = learner.update(experience.samples, seed=iteration)
         if iteration == 0:  # the first step begins at a ratio of 1
@@ -99,8 +99,8 @@ def test_sft_learns_its_demonstrations(device: torch.device, dtype: torch.dtype)
     model = micro.placed(micro.make(LlamaConfig), device, dtype)
     config = SftConfig(num_steps=40, batch_size=16, learning_rate=1e-2, tokens_per_microbatch=64)
     losses: list[float] = []
-    train_sft(
-        model,
+    run_sft_steps(
+        SftLearner(model, config),
         demonstrations,
         demonstrations,
         config,

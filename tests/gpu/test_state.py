@@ -11,12 +11,11 @@ import torch
 from transformers import LlamaConfig
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import CriticConfig, LoraConfig, UpdateConfig
+from rlcore.config import LoraConfig, UpdateConfig
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import add_lora
 from rlcore.models.policy import score_sequences
-from rlcore.training.checkpoint import load_newest
-from rlcore.training.checkpoint_writer import CheckpointWriter
+from rlcore.training.checkpoint import CheckpointWriter, load_newest
 from rlcore.training.learner import Learner
 from tests.gpu import micro
 
@@ -25,18 +24,17 @@ MODEL = micro.make(LlamaConfig, tie_word_embeddings=True)
 
 
 def make_learner(kind: str, device: torch.device, dtype: torch.dtype) -> Learner:
-    """GRPO, GRPO with an adapter, PPO with a critic of its own or on the policy's backbone."""
+    """GRPO, GRPO with an adapter, PPO with a critic."""
     adapter = LoraConfig(rank=4) if kind == "adapter" else LoraConfig()
     policy: Any = micro.placed(MODEL, device, dtype)
     if adapter.rank:
         policy = add_lora(policy.requires_grad_(False), adapter, "policy", seed=0)
     critic = None
-    if kind.startswith("critic"):
-        backbone = policy if kind == "critic on the backbone" else micro.placed(MODEL, device, dtype)
+    if kind == "critic":
+        backbone = micro.placed(MODEL, device, dtype)
         critic = ScalarHeadModel.with_random_head(backbone, torch.Generator().manual_seed(0))
     name = "ppo" if critic else "grpo"
-    placement = CriticConfig(architecture="shared" if kind == "critic on the backbone" else "separate")
-    config = micro.rl_config(name, critic=placement, update=UpdateConfig(tokens_per_microbatch=128, lora=adapter))
+    config = micro.rl_config(name, update=UpdateConfig(tokens_per_microbatch=128, lora=adapter))
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
 
 
@@ -45,7 +43,7 @@ def states_of(learner: Learner) -> torch.Tensor:
     return torch.cat([micro.weights_of(model) for model in models])
 
 
-@pytest.mark.parametrize("kind", ["full", "adapter", "critic", "critic on the backbone"])
+@pytest.mark.parametrize("kind", ["full", "adapter", "critic"])
 def test_a_run_that_is_resumed_between_two_updates_ends_like_one_that_is_not(
     kind: str, device: torch.device, dtype: torch.dtype, tmp_path: Path
 ) -> None:

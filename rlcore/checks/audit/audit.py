@@ -27,7 +27,7 @@ from rlcore.seeding import derive_seed
 from rlcore.training.audit.loss_formula import kl_sums
 from rlcore.training.audit.reference_impl import samples_of, trainable
 from rlcore.training.experience import Experience
-from rlcore.training.sample_digests import digest
+from rlcore.training.minibatches import digest
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout, TrainingSample
 

@@ -12,7 +12,7 @@ from rlcore.config import KlConfig, RlConfig, UpdateConfig
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.text.packing import TokenSequence
 from rlcore.training.audit.reference_impl import clamped, row_of
-from rlcore.training.sample_digests import digest_of_digests
+from rlcore.training.minibatches import digest_of_digests
 
 if TYPE_CHECKING:
     from rlcore.components import Components

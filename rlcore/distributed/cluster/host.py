@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any, Literal, Protocol
 import torch
 from safetensors.torch import load
 
-from rlcore.config import RewardTerm
 from rlcore.distributed.rank import open_rank
 from rlcore.distributed.serialization import decode, encode, encode_error
 from rlcore.hardware.machine import PRECISIONS
@@ -22,7 +20,6 @@ from rlcore.rewards.mix import WeightedReward, scores_of
 from rlcore.rewards.reward_model import token_scorer
 from rlcore.rewards.table import RewardResources, build_rewards
 from rlcore.sampling.native import NativeSampler
-from rlcore.strict_config import build
 from rlcore.text.tokenization import ChatTokenizer
 
 Role = Literal["rank", "sampler", "scorer"]
@@ -157,8 +154,7 @@ def open_scorer(setup: Mapping[str, Any]) -> Iterator[Scorer]:
         for name, folder in setup["models"].items()
     }
     resources = RewardResources(score_tokens=scorers, prefill=setup["prefill"])
-    terms = [build(RewardTerm, term) for term in json.loads(json.dumps(setup["terms"]))]
-    with build_rewards(terms, resources=resources) as reward:
+    with build_rewards(setup["terms"], resources=resources) as reward:
         yield Scorer(reward)
 
 

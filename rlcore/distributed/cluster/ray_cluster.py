@@ -234,7 +234,6 @@ def _bundles(config: DistributedConfig, *, gpus: bool) -> list[dict[str, float]]
 
 
 def _counts(config: DistributedConfig) -> tuple[int, int, int]:
-    """Return the number of processes of each role."""
     return config.learner_ranks, config.ray.num_rollout_workers, config.ray.num_reward_workers
 
 

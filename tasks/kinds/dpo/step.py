@@ -9,9 +9,7 @@ from pathlib import Path
 import torch
 
 from rlcore.checks.causes import unchanged
-from rlcore.choices import choices
 from rlcore.config import DpoConfig
-from rlcore.distributed.distributed_supervised import DistributedDpo
 from rlcore.evaluation.intervals import pair_accuracy
 from rlcore.models.integrity import verify_model, write_model_digest
 from rlcore.models.runtime import Runtime
@@ -21,7 +19,7 @@ from rlcore.tasks.steps.pair_data import numbered, read_pair_data
 from rlcore.tasks.steps.ranks import open_supervised, step_reporter
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
 from rlcore.tasks.store.storage import write_json
-from rlcore.training.dpo import DpoHandle, DpoLearner, dpo_policy, run_dpo_steps
+from rlcore.training.dpo import DpoLearner, dpo_policy, run_dpo_steps
 from rlcore.training.preferences import TokenPair, preference_sets
 
 
@@ -55,15 +53,12 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
     return StageResult(metrics=figures | {"memory/peak_gib": memory})
 
 
-def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> AbstractContextManager[DpoHandle]:
+def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> AbstractContextManager[DpoLearner]:
     def here() -> DpoLearner:
         config, seed = context.config.stage.settings, context.seed
         return DpoLearner(dpo_policy(checkpoint, config, runtime, seed=seed), config)
 
-    return open_supervised(context, checkpoint, runtime, here=here, groups=GROUPS)
-
-
-GROUPS = choices("distributed.backend", {"processes": DistributedDpo, "ray": DistributedDpo})
+    return open_supervised(context, checkpoint, runtime, here=here)
 
 
 def _figures(

@@ -12,9 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from rlcore.choices import choices
 from rlcore.config import RewardModelConfig
-from rlcore.distributed.distributed_supervised import DistributedReward
 from rlcore.errors import TrainingError
 from rlcore.evaluation.intervals import Interval, cluster_bootstrap, expected_calibration_error, pair_accuracy
 from rlcore.models.integrity import verify_model
@@ -31,11 +29,10 @@ from rlcore.tasks.store.storage import write_json, write_table
 from rlcore.text.packing import TokenSequence
 from rlcore.training import reward_calibration as quality
 from rlcore.training.audit.supervised_data import label_noise, require_gold_pairs, require_labels
-from rlcore.training.label_audit import SuspectLabel
-from rlcore.training.linear_head import folds_of
+from rlcore.training.label_audit import SuspectLabel, folds_of
 from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
 from rlcore.training.reward_fit import fit_reward_model, measure_scales
-from rlcore.training.reward_learner import RewardHandle, RewardLearner, reward_backbone, reward_members
+from rlcore.training.reward_learner import RewardLearner, reward_backbone, reward_members
 
 TABLES = ("reliability.json", "label_audit.parquet")
 NUM_PROBES = 4  # completions that a slow path scores again
@@ -87,16 +84,13 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     return StageResult(metrics=metrics | {"memory/peak_gib": memory})
 
 
-def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> AbstractContextManager[RewardHandle]:
+def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> AbstractContextManager[RewardLearner]:
     def here() -> RewardLearner:
         config, seed = context.config.stage.settings, context.seed
         backbone = reward_backbone(checkpoint, config.backbone, runtime, seed=seed)
         return RewardLearner(reward_members(backbone, config, seed=seed), config)
 
-    return open_supervised(context, checkpoint, runtime, here=here, groups=GROUPS)
-
-
-GROUPS = choices("distributed.backend", {"processes": DistributedReward, "ray": DistributedReward})
+    return open_supervised(context, checkpoint, runtime, here=here)
 
 
 def _num_steps(config: RewardModelConfig, pairs: list[TokenPair]) -> int:
@@ -105,7 +99,7 @@ def _num_steps(config: RewardModelConfig, pairs: list[TokenPair]) -> int:
     return config.ensemble * steps * (1 if config.backbone.trainable_layers == 0 else config.num_epochs)
 
 
-def _score_pairs(learner: RewardHandle, pairs: list[TokenPair], members: tuple[RewardScale, ...]) -> HeldOut:
+def _score_pairs(learner: RewardLearner, pairs: list[TokenPair], members: tuple[RewardScale, ...]) -> HeldOut:
     """Score the completions of pairs, without the length bias if the members' scales correct it."""
     sequences: list[TokenSequence] = different_sequences(pairs)
     raw = learner.scores(sequences)

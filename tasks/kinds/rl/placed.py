@@ -11,9 +11,7 @@ from rlcore.choices import choices
 from rlcore.config import RlConfig
 from rlcore.distributed.build import LearnerPlan, Policy, make_learner, make_policy
 from rlcore.distributed.cluster.ray_cluster import open_cluster
-from rlcore.distributed.cluster.remote_ranks import cluster_ranks
-from rlcore.distributed.cluster.samplers import open_samplers
-from rlcore.distributed.cluster.scorers import open_scorers
+from rlcore.distributed.cluster.remote import cluster_ranks, open_samplers, open_scorers
 from rlcore.distributed.distributed_learner import DistributedLearner
 from rlcore.distributed.local_ranks import child_ranks
 from rlcore.models.runtime import Runtime

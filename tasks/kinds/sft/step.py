@@ -7,9 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from rlcore.checks.causes import unchanged
-from rlcore.choices import choices
 from rlcore.config import SftConfig
-from rlcore.distributed.distributed_supervised import DistributedSft
 from rlcore.models.integrity import verify_model, write_model_digest
 from rlcore.models.logprob_check import check_model
 from rlcore.models.runtime import Runtime
@@ -22,7 +20,7 @@ from rlcore.text.demonstrations import Demonstration, render_conversation
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.audit.shuffle_gap import match_rare_words, require_rare_word_matches, require_shuffle_gap
 from rlcore.training.audit.supervised_data import require_demonstrations
-from rlcore.training.sft import SftHandle, SftLearner, run_sft_steps
+from rlcore.training.sft import SftLearner, run_sft_steps
 
 
 def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> StageResult:
@@ -72,13 +70,10 @@ def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Dem
     return made
 
 
-def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> AbstractContextManager[SftHandle]:
+def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> AbstractContextManager[SftLearner]:
     def here() -> SftLearner:
         model = runtime.load_trainable(checkpoint)
         check_model(model, ChatTokenizer.load(checkpoint))
         return SftLearner(model, context.config.stage.settings)
 
-    return open_supervised(context, checkpoint, runtime, here=here, groups=GROUPS)
-
-
-GROUPS = choices("distributed.backend", {"processes": DistributedSft, "ray": DistributedSft})
+    return open_supervised(context, checkpoint, runtime, here=here)

@@ -40,8 +40,7 @@ def loss_inputs(**fields: Any) -> LossInputs:
     return LossInputs(**(neutral | given))
 
 
-@pytest.mark.parametrize("name", ["k1_ratio", "k2", "k3_ratio"])
-def test_the_kl_term_has_beta_times_the_exact_gradient_also_when_the_engine_differs(name: str) -> None:
+def test_the_kl_term_has_beta_times_the_exact_gradient_also_when_the_engine_differs() -> None:
     # Every token of a categorical once, weighted with the probability that the *engine* draws it. Three distributions:
     # engine, policy at the start of the update, policy now. The mismatch weight (not truncated here) and the ratio
     # together undo both differences.
@@ -53,7 +52,7 @@ def test_the_kl_term_has_beta_times_the_exact_gradient_also_when_the_engine_diff
         policy_logprobs=policy, old_logprobs=old, ref_logprobs=ref, sampler_logprobs=sampler, weights=sampler.exp()
     )
     mismatch = RolloutCorrectionConfig(mode="truncate", high=1e6)
-    coefficients = Coefficients(kl=0.3, kl_estimator=name, entropy=0.0, mismatch=mismatch)
+    coefficients = dataclasses.replace(PLAIN, kl=0.3, mismatch=mismatch)
     (ours,) = torch.autograd.grad(policy_loss(inputs, ALGORITHMS["grpo"], coefficients).loss, logits, retain_graph=True)
     (exact,) = torch.autograd.grad((policy.exp() * (policy - ref)).sum(), logits)
     torch.testing.assert_close(ours, 0.3 * exact, rtol=1e-9, atol=1e-12)

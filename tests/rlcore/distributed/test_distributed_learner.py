@@ -15,9 +15,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.config import CheckpointConfig, DistributedConfig, KlConfig, RlConfig, SamplingConfig
+from rlcore.config import (
+    AgentConfig,
+    BackboneConfig,
+    CheckpointConfig,
+    DistributedConfig,
+    DpoConfig,
+    EngineConfig,
+    KlConfig,
+    LoraConfig,
+    RewardModelConfig,
+    RewardTerm,
+    RlConfig,
+    SamplingConfig,
+    SftConfig,
+    TimeoutConfig,
+)
 from rlcore.distributed import local_ranks, rank
 from rlcore.distributed.build import LearnerPlan
+from rlcore.distributed.build_supervised import SupervisedPlan
 from rlcore.distributed.distributed_learner import DistributedLearner
 from rlcore.distributed.local_ranks import rank_devices
 from rlcore.distributed.rank_pool import RankPool
@@ -171,12 +187,21 @@ def test_rank_out_of_memory_restarts_smaller(opened: Any, monkeypatch: pytest.Mo
     assert learner._budget == 4096  # half of 8192
 
 
-def test_plan_round_trip(start: Path) -> None:
-    config = strategies.rl_config("ppo", sampling=SamplingConfig(max_new_tokens=6), kl=KlConfig(coefficient=0.1))
-    plan = LearnerPlan(start=start, critic_start=start / "other", config=config, seed=3)
-    assert LearnerPlan.from_json(plan.to_json()) == plan
-    taught = dataclasses.replace(plan, reference=start / "teacher")
-    assert LearnerPlan.from_json(taught.to_json()) == taught
+def test_plans_round_trip(tmp_path: Path) -> None:
+    engine = EngineConfig(kind="vllm", urls=("http://a:1",), timeouts=TimeoutConfig(startup_seconds=9.0))
+    sampling = SamplingConfig(max_new_tokens=6, engine=engine, agent=AgentConfig(command=("sh",), env={"A": "b"}))
+    rewards = (RewardTerm(kind="length", options={"limit": 4, "buffer": 1.5}),)
+    config = strategies.rl_config("ppo", sampling=sampling, rewards=rewards, kl=KlConfig(coefficient=0.1))
+    taught = LearnerPlan(start=tmp_path, critic_start=tmp_path, config=config, seed=3, reference=tmp_path / "teacher")
+    brief = {"num_epochs": 1, "batch_size": 4, "learning_rate": 1e-2}
+    rows = (
+        SftConfig(num_steps=3, batch_size=5, learning_rate=1e-2),
+        DpoConfig(**brief, lora=LoraConfig(rank=2, targets=("q_proj",))),
+        RewardModelConfig(**brief, head_learning_rate=1e-2, backbone=BackboneConfig(layers=1)),
+    )
+    plans = [SupervisedPlan(start=tmp_path, config=each, seed=3) for each in rows]
+    assert decode(encode((taught, *plans))) == (taught, *plans)
+    assert decode(encode(Path("here"))) == Path.cwd() / "here"
 
 
 def test_missing_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,11 +23,11 @@ from rlcore.config import (
     SftConfig,
 )
 from rlcore.distributed.build import shard_models
-from rlcore.distributed.distributed_supervised import DistributedDpo, DistributedReward, DistributedSft, SupervisedPlan
+from rlcore.distributed.build_supervised import SupervisedPlan
+from rlcore.distributed.distributed_learner import DistributedSupervised
 from rlcore.distributed.rank_pool import RankPool
 from rlcore.errors import LearnerLostError
-from rlcore.hardware.ranks import ONE, Ranks, gather_full
-from rlcore.hardware.sharded import ShardConfig, attach_ranks, shard
+from rlcore.hardware.sharded import ONE, Ranks, ShardConfig, attach_ranks, gather_full, shard
 from rlcore.models.loading import load_policy
 from rlcore.models.lora import add_lora
 from rlcore.models.reward_ensemble import RewardScale, RewardScales, load_reward_model
@@ -88,7 +88,7 @@ def taught(held: Literal["full", "replicate"]) -> Callable[[Ranks], tuple[list[A
     def work(ranks: Ranks) -> tuple[list[Any], torch.Tensor]:
         with strategies.double_precision():
             model = strategies.tiny_llama(dtype=torch.float64)
-            if ranks.size * ranks.width > 1 and held == "full":
+            if ranks.size > 1 and held == "full":
                 shard(model, ranks, ShardConfig(), device=CPU)
             elif ranks.size > 1:
                 attach_ranks(model, ranks)
@@ -101,19 +101,16 @@ def taught(held: Literal["full", "replicate"]) -> Callable[[Ranks], tuple[list[A
 
 
 @pytest.mark.parametrize(
-    ("held", "size", "width"),
+    ("held", "size"),
     [
-        ("full", 2, 1),
-        pytest.param("replicate", 2, 1, marks=pytest.mark.scale),
-        pytest.param("full", 4, 1, marks=pytest.mark.scale),
-        pytest.param("full", 4, 2, marks=pytest.mark.scale),
+        ("full", 2),
+        pytest.param("replicate", 2, marks=pytest.mark.scale),
+        pytest.param("full", 4, marks=pytest.mark.scale),
     ],
 )
-def test_ranks_take_the_steps_of_one_process(
-    held: Literal["full", "replicate"], size: int, width: int, tmp_path: Path
-) -> None:
+def test_ranks_take_the_steps_of_one_process(held: Literal["full", "replicate"], size: int, tmp_path: Path) -> None:
     reports, weights = taught(held)(ONE)
-    for their_reports, their_weights in on_ranks(size, taught(held), tmp_path, width=width):
+    for their_reports, their_weights in on_ranks(size, taught(held), tmp_path):
         assert float((their_weights - weights).norm() / weights.norm()) < 1e-9
         for ours, theirs in zip(reports, their_reports, strict=True):
             assert theirs == pytest.approx(ours, rel=1e-9)
@@ -123,10 +120,7 @@ def open_group(start: Path, config: SftConfig | DpoConfig | RewardModelConfig) -
     placement = DistributedConfig(backend="processes", learner_ranks=2, timeout_minutes=LONG / 60.0)
     forks = Forks([CPU, CPU])
     plan = SupervisedPlan(start=start, config=config, seed=0)
-    kind: Any = {SftConfig: DistributedSft, DpoConfig: DistributedDpo, RewardModelConfig: DistributedReward}[
-        type(config)
-    ]
-    return kind(plan, placement, RUNTIME, RankPool(forks, 300.0)), forks
+    return DistributedSupervised(plan, placement, RUNTIME, RankPool(forks, 300.0)), forks
 
 
 def test_what_ranks_were_taught_is_saved_as_one_model(start: Path, tmp_path: Path) -> None:
@@ -154,12 +148,6 @@ def test_a_lost_rank_ends_it_and_is_named(start: Path) -> None:
         os.kill(forks.processes[1].pid, signal.SIGKILL)
         with pytest.raises(LearnerLostError, match="rank 1 was ended by SIGKILL"):
             group.step(demonstrations(3))
-
-
-@pytest.mark.parametrize("config", [CONFIG, DPO, REWARDS])
-def test_a_plan_arrives_as_it_was(config: SftConfig | DpoConfig | RewardModelConfig, start: Path) -> None:
-    plan = SupervisedPlan(start=start, config=config, seed=3)
-    assert SupervisedPlan.from_json(plan.to_json()) == plan
 
 
 def preferences(count: int) -> list[TokenPair]:
@@ -306,7 +294,7 @@ def preferred(
                 parameters = [each for group in optimizer.param_groups for each in group["params"]]
                 gradients.append(flat(each.grad for each in parameters))
 
-            hook = learner._optimizer.register_step_pre_hook(remember)
+            hook = learner._steps.optimizer.register_step_pre_hook(remember)
             for _ in range(2):  # the second is away from the reference
                 learner.step(sets)
             hook.remove()

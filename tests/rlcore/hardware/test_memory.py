@@ -82,14 +82,6 @@ def test_container_limits_free_bytes(small_machine: Path, maximum: str, current:
     assert free_bytes(CPU) == free
 
 
-def test_cgroup_v1_limits_free_bytes(small_machine: Path) -> None:
-    (small_machine / "memory").mkdir()
-    (small_machine / "memory" / "memory.limit_in_bytes").write_text("3000\n", encoding="ascii")
-    (small_machine / "memory" / "memory.usage_in_bytes").write_text("2900\n", encoding="ascii")
-    (small_machine / "memory" / "memory.stat").write_text("inactive_file 0\n", encoding="ascii")
-    assert free_bytes(CPU) == 100
-
-
 def test_free_bytes_may_be_unknown(small_machine: Path) -> None:
     (small_machine / "meminfo").unlink()
     assert free_bytes(CPU) is None
@@ -121,20 +113,19 @@ SAMPLES = strategies.random_samples(0, dtype=torch.float32)
     ("plan", "multiple"),
     [
         # Learning: 4 each (weights, gradients, two moments). Frozen: 1 each, and 1 for the engine's copy.
-        ({"recipe": "ppo"}, 4 + 4 + 1 + 1 + 1),  # policy, critic, reference, reward model, engine
-        ({"recipe": "ppo", "critic_architecture": "shared"}, 4 + 1 + 1 + 1),
-        ({"recipe": "rlvr_ppo"}, 4 + 4 + 1 + 1),
-        ({"recipe": "grpo"}, 4 + 1 + 1 + 1),
-        ({"recipe": "rlvr_grpo"}, 4 + 1 + 1),
-        ({"recipe": "rlvr_grpo", "reference": False}, 4 + 1),
+        ({"critic": "separate", "reward_model": True}, 4 + 4 + 1 + 1 + 1),  # reference, reward model, engine
+        ({"critic": "separate"}, 4 + 4 + 1 + 1),
+        ({"reward_model": True}, 4 + 1 + 1 + 1),
+        ({}, 4 + 1 + 1),
+        ({"reference": False}, 4 + 1),
         # Adapters of 1 % on a frozen base, which is the reference as well: base and engine.
-        ({"recipe": "rlvr_grpo", "num_adapter": 1}, 1 + 1 + 4 * 0.01),
-        ({"recipe": "ppo", "num_adapter": 1, "critic_architecture": "lora"}, 1 + 1 + 1 + 2 * 4 * 0.01),
+        ({"num_adapter": 1}, 1 + 1 + 4 * 0.01),
+        ({"reward_model": True, "num_adapter": 1, "critic": "lora"}, 1 + 1 + 1 + 2 * 4 * 0.01),
         # A teacher is a model of its own beside the base; where all weights learn it stands in place of the start.
-        ({"recipe": "rlvr_grpo", "num_adapter": 1, "own_reference": True}, 1 + 1 + 1 + 4 * 0.01),
-        ({"recipe": "rlvr_grpo", "own_reference": True}, 4 + 1 + 1),
+        ({"num_adapter": 1, "own_reference": True}, 1 + 1 + 1 + 4 * 0.01),
+        ({"own_reference": True}, 4 + 1 + 1),
         (
-            {"recipe": "ppo", "num_adapter": 1, "critic_architecture": "lora", "reward_model_is_adapter": True},
+            {"reward_model": True, "num_adapter": 1, "critic": "lora", "reward_model_is_adapter": True},
             1 + 1 + 2 * 4 * 0.01 + 0.01,
         ),
     ],
@@ -146,7 +137,7 @@ def test_plan_in_multiples_of_policy(plan: dict[str, Any], multiple: float) -> N
 
 
 def test_half_precision_base_is_halved_except_in_engine() -> None:
-    plan = MemoryPlan(recipe="ppo", num_parameters=100, num_adapter=1, critic_architecture="lora", frozen_bytes=2)
+    plan = MemoryPlan(num_parameters=100, num_adapter=1, critic="lora", reward_model=True, frozen_bytes=2)
     # Base and reward model at 2 bytes, the engine at 4, two adapters of one parameter at 16.
     assert expected(plan).total == 2 * 200 + 400 + 2 * 16
 
@@ -165,26 +156,24 @@ def learner_of(placement: str, rank: int) -> Learner:
         policy = add_lora(policy, adapter, "policy", seed=0)
     critic = None
     if placement:
-        backbones = {"separate": strategies.tiny_llama, "shared": lambda: policy}
-        backbones["lora"] = lambda: add_lora(policy, adapter, "critic", seed=0)
-        critic = ScalarHeadModel.on_backbone(backbones[placement]())
+        backbone = strategies.tiny_llama() if placement == "separate" else add_lora(policy, adapter, "critic", seed=0)
+        critic = ScalarHeadModel.on_backbone(backbone)
     name = "ppo" if placement else "grpo"
     settings = {"critic": CriticConfig(architecture=placement)} if placement else {}
     config = strategies.rl_config(name, update=UpdateConfig(lora=adapter), **settings)
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
 
 
-@pytest.mark.parametrize(("placement", "rank"), [("", 0), ("", 2), ("separate", 0), ("shared", 0), ("lora", 2)])
+@pytest.mark.parametrize(("placement", "rank"), [("", 0), ("", 2), ("separate", 0), ("lora", 2)])
 def test_measured_update_equals_plan(placement: str, rank: int) -> None:
     learner = learner_of(placement, rank)
     with measure_peak([learner.policy, learner.critic], learner.optimizers) as meter:
         learner.update(SAMPLES, seed=0)
     size = num_parameters(learner.policy)
     plan = MemoryPlan(
-        recipe="rlvr_ppo" if placement else "rlvr_grpo",
         num_parameters=size,
         num_adapter=sum(p.numel() for p in learner.policy.parameters()) if rank else 0,
-        critic_architecture=placement or "separate",
+        critic=placement or None,
         reference=False,
     )
     wanted = expected(plan)
@@ -200,7 +189,7 @@ def test_measured_update_equals_plan(placement: str, rank: int) -> None:
 
 
 def test_measuring_changes_no_weight() -> None:
-    plain, measured = learner_of("shared", 0), learner_of("shared", 0)
+    plain, measured = learner_of("separate", 0), learner_of("separate", 0)
     plain.update(SAMPLES, seed=0)
     with measure_peak([measured.policy], measured.optimizers):
         measured.update(SAMPLES, seed=0)
@@ -349,7 +338,6 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     (rl(kl=KlConfig(coefficient=0.1)), {}, 400 + 200 + 200),
     (rl(kl=KlConfig(), update=UpdateConfig(lora=LoraConfig(rank=2))), {}, 80 + 200 + 400),
     (rl("ppo", kl=KlConfig()), {"uses_critic": True}, 800 + 200),
-    (rl("ppo", kl=KlConfig(), critic=CriticConfig(architecture="shared")), {"uses_critic": True}, 400 + 200),
     (rl(sampling=SamplingConfig(max_new_tokens=8, engine=EngineConfig(kind="vllm"))), {}, 400),
 ]
 
@@ -406,22 +394,6 @@ def test_a_frozen_backbone_of_a_reward_model_is_held_once_and_has_no_gradients()
         SIZE, reward(backbone=BackboneConfig(lora=LoraConfig(rank=2))), compute_bytes=2, gradient_checkpointing=False
     )
     assert (adapted.weights, adapted.gradients) == (200 + 80, 80)
-
-
-def test_plan_of_run_equals_measurement() -> None:
-    config = rl("ppo", kl=KlConfig())
-    policy, critic = strategies.tiny_llama(), strategies.tiny_llama(seed=1)
-    learner = Learner(policy, ScalarHeadModel.on_backbone(critic), algorithm=ALGORITHMS["ppo"], config=config)
-    size = model_size(policy.config)
-    plan = rl_footprint(
-        size, config, uses_critic=True, reward_model=None, compute_bytes=4, gradient_checkpointing=False, num_tokens=16
-    )
-    with measure_peak([learner.policy, learner.critic], learner.optimizers) as meter:
-        learner.update(strategies.random_samples(0, dtype=torch.float32), seed=0)
-    engine = 4 * size.num_parameters
-    assert plan.weights == pytest.approx(meter.weights + engine, rel=0.02)  # heads, and the critic's unused LM head
-    assert plan.gradients == pytest.approx(meter.gradients, rel=0.02)
-    assert plan.optimizer == pytest.approx(optimizer_bytes(learner.optimizers), rel=0.02)
 
 
 def test_format_bytes() -> None:

@@ -13,7 +13,6 @@ import torch
 
 from rlcore.config import (
     BackboneConfig,
-    CriticConfig,
     KlConfig,
     LoraConfig,
     OptimConfig,
@@ -23,21 +22,19 @@ from rlcore.config import (
 )
 from rlcore.errors import TrainingError
 from rlcore.hardware.out_of_memory import longest_of, oom_retry, retry_smaller
-from rlcore.hardware.ranks import Ranks
-from rlcore.hardware.sharded import attach_ranks
-from rlcore.models.heads import ScalarHeadModel, score_rewards, score_shared, score_values
+from rlcore.hardware.sharded import Ranks, attach_ranks
+from rlcore.models.heads import ScalarHeadModel, score_rewards, score_values
 from rlcore.models.lora import add_lora
 from rlcore.models.policy import score_sequences
 from rlcore.models.reward_ensemble import last_states
 from rlcore.text.demonstrations import Demonstration
-from rlcore.training.checkpoint import load_newest, save_checkpoint
+from rlcore.training.checkpoint import load_newest
 from rlcore.training.label_audit import audit_features
 from rlcore.training.learner import Learner
 from rlcore.training.preferences import TokenPair
-from rlcore.training.reward_model import train_reward_model
-from rlcore.training.sft import train_sft
+from rlcore.training.sft import SftLearner, run_sft_steps
 from tests import learners, strategies
-from tests.learners import weights_of
+from tests.learners import save_checkpoint, train_reward_model, weights_of
 from tests.small_memory import room_for
 
 SAMPLES = strategies.random_samples(0, dtype=torch.float32, num_prompts=4, group_size=4)
@@ -47,22 +44,14 @@ LONGEST = longest_of(SEQUENCES)
 
 def make_learner(kind: str, *, tokens: int) -> Learner:
     """A learner of two steps over all samples, so that the first one finds what fits; everything is counted."""
-    name, _, placement = kind.partition(" ")
     settings: dict[str, Any] = {
         "update": UpdateConfig(num_epochs=2, tokens_per_microbatch=tokens, entropy_coefficient=0.01),
         "kl": KlConfig(coefficient=0.1),
     }
-    if placement != "shared":
-        return learners.make_learner(name, dtype=torch.float32, **settings)
-    policy = strategies.tiny_llama()
-    critic = ScalarHeadModel.with_random_head(policy, torch.Generator().manual_seed(2))
-    config = strategies.rl_config(name, critic=CriticConfig(architecture="shared"), **settings)
-    return Learner(policy, critic, algorithm=learners.ALGORITHMS[name], config=config)
+    return learners.make_learner(kind, dtype=torch.float32, **settings)
 
 
-@pytest.mark.parametrize(
-    ("kind", "fails"), [("grpo", "forward"), ("gspo", "backward"), ("ppo", "backward"), ("ppo shared", "forward")]
-)
+@pytest.mark.parametrize(("kind", "fails"), [("grpo", "forward"), ("gspo", "backward"), ("ppo", "backward")])
 def test_oom_update_equals_small_micro_batches(
     kind: str, fails: Literal["forward", "backward"], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,10 +102,6 @@ def scalar_model() -> ScalarHeadModel:
 PASSES: dict[str, Callable[[ScalarHeadModel, int], Any]] = {
     "policy": lambda model, n: score_sequences(model.backbone, SEQUENCES, tokens_per_microbatch=n),
     "values": lambda model, n: score_values(model, SEQUENCES, tokens_per_microbatch=n),
-    "shared": lambda model, n: [
-        torch.stack(both)
-        for both in zip(*score_shared(model, SEQUENCES, tokens_per_microbatch=n, temperature=0.7), strict=True)
-    ],
     "rewards": lambda model, n: score_rewards(model, SEQUENCES, tokens_per_microbatch=n),
     "states": lambda model, n: last_states(model.backbone, SEQUENCES, tokens_per_microbatch=n),
     "audit": lambda model, n: audit_features(model.backbone, SEQUENCES, tokens_per_microbatch=n),
@@ -142,7 +127,7 @@ def test_sft_retries_smaller() -> None:
         config = SftConfig(num_steps=4, batch_size=12, learning_rate=1e-2, tokens_per_microbatch=tokens)
         reports: list[Any] = []
         report = lambda step, metrics: reports.append((step, dict(metrics)))  # noqa: E731
-        train_sft(model, demonstrations, demonstrations, config, seed=0, report=report)
+        run_sft_steps(SftLearner(model, config), demonstrations, demonstrations, config, seed=0, report=report)
         return [*reports, weights_of(model).tolist()]
 
     squeezed = strategies.tiny_llama()

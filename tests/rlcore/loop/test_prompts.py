@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.algorithms.resolve import resolve_algorithm
+from rlcore.algorithms.table import resolve_algorithm
 from rlcore.config import KlConfig, SamplingConfig
 from rlcore.errors import CheckpointError, ConfigError, RewardError
 from rlcore.loop.prompt_schedule import (

@@ -34,22 +34,19 @@ from rlcore.config import (
 from rlcore.errors import CheckpointError, StorageError
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import add_lora
-from rlcore.training import checkpoint_writer
+from rlcore.training import checkpoint
 from rlcore.training.checkpoint import (
+    CheckpointWriter,
     capture_state,
     is_intact,
     load_newest,
-    save_checkpoint,
     steps_to_keep,
     write_checkpoint,
 )
-from rlcore.training.checkpoint_writer import CheckpointWriter
-from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
-from rlcore.training.manifest import MANIFEST, AppendOnlyFile, has_sealed_prefix, matches_manifest, write_manifest
-from rlcore.training.scoring_models import ScoringModels
+from rlcore.training.manifest import MANIFEST, AppendOnlyFile, has_sealed_prefix
 from tests import learners, strategies
-from tests.learners import weights_of
+from tests.learners import save_checkpoint, weights_of
 
 IDENTITY = {"config": "c1", "data": "d1"}
 make_learner = partial(learners.make_learner, dtype=torch.float32)
@@ -267,7 +264,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         may_write.wait()
         return write_checkpoint(*arguments, **settings)
 
-    monkeypatch.setattr(checkpoint_writer, "write_checkpoint", write)
+    monkeypatch.setattr(checkpoint, "write_checkpoint", write)
     yield may_write
     may_write.set()
 
@@ -304,7 +301,7 @@ def test_next_checkpoint_waits(slow_disk: threading.Event, tmp_path: Path) -> No
 def test_checkpoint_is_synchronous_without_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     learner = make_learner()
     for number, free in enumerate((0, None), start=1):
-        monkeypatch.setattr(checkpoint_writer, "free_bytes", lambda _, free=free: free)
+        monkeypatch.setattr(checkpoint, "free_bytes", lambda _, free=free: free)
         writer = CheckpointWriter()
         writer.save(tmp_path, number, learner, run_state={"identity": OTHER_IDENTITY})
         assert is_intact(tmp_path / f"step-{number:06d}")
@@ -397,21 +394,9 @@ def test_lines_wait_for_full_disk(tmp_path: Path) -> None:
     assert (tmp_path / "lines").read_text() == "a\n" + "b" * 2000 + "\n"
 
 
-def test_manifest_detects_changes(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("1")
-    write_manifest(tmp_path)
-    assert matches_manifest(tmp_path, at_least={"a"})
-    assert not matches_manifest(tmp_path, at_least={"a", "b"})
-    (tmp_path / "a").write_text("2")
-    assert not matches_manifest(tmp_path, at_least={"a"})
-    (tmp_path / "a").write_text("1")
-    (tmp_path / "b").write_text("")
-    assert not matches_manifest(tmp_path, at_least={"a"})
-
-
 RUN_STATE = {"identity": IDENTITY, "iteration": 2, "history": [{"reward/mean": 0.1 + 0.2}]}
 REFERENCE = strategies.tiny_llama(seed=7)
-RUN_NAMES = ["grpo", "ppo", "ppo shared", "ppo lora", "ppo 8bit", "ppo_penalty"]
+RUN_NAMES = ["grpo", "ppo", "ppo lora", "ppo 8bit", "ppo_penalty"]
 RUNS = pytest.mark.parametrize("name", RUN_NAMES)
 ADAPTER = LoraConfig(rank=2)
 
@@ -437,31 +422,21 @@ def stateful_learner(name: str = "grpo") -> Learner:
             lora=ADAPTER if placement == "lora" else LoraConfig(),
         ),
     )
-    backbones = {"": copy.deepcopy, "shared": lambda own: own, "lora": lambda own: add_lora(own, ADAPTER, "v", seed=0)}
-    critic = ScalarHeadModel.on_backbone(backbones[placement](policy)) if ALGORITHMS[name].uses_critic else None
+    critic = None
+    if ALGORITHMS[name].uses_critic:
+        backbone = add_lora(policy, ADAPTER, "v", seed=0) if placement == "lora" else copy.deepcopy(policy)
+        critic = ScalarHeadModel.on_backbone(backbone)
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
 
 
 def train_iterations(learner: Learner, first: int, last: int) -> list[dict[str, float]]:
     """Iterations ``first`` to ``last``; the rollouts' log-probabilities come from the policy as it is then."""
-    judges = ScoringModels(
-        policy=learner.policy,
-        reference=REFERENCE,
-        critic=learner.critic,
-        temperature=1.0,
-        tokens_per_microbatch=256,
-    )
     history = []
     for iteration in range(first, last + 1):
-        experience = build_experience(
-            strategies.random_groups(learner.policy, iteration),
-            learner.algorithm,
-            judges,
-            kl=learner.config.kl,
-            kl_coefficient=learner.kl.coefficient,
-            truncated="score",
-            need_old_logprobs=learner.needs_old_logprobs,
-        )
+        groups = strategies.random_groups(learner.policy, iteration)
+        kl: dict[str, Any] = {"kl": learner.config.kl, "kl_coefficient": learner.kl.coefficient}
+        models = (learner.policy, REFERENCE, learner.critic)
+        experience = learners.experience_of(groups, learner.algorithm, *models, **kl)
         stats = learner.update(experience.samples, seed=iteration)
         learner.observe_kl(experience.mean_kl, len(experience.samples))
         history.append({**stats.metrics, **experience.metrics})
@@ -508,10 +483,9 @@ def forget_policy(learner: Learner) -> None:
 
 def forget_critic(learner: Learner) -> None:
     """Weights of a fresh critic."""
-    fresh = stateful_learner(run_of(learner)).value_module
-    assert learner.value_module is not None
-    assert fresh is not None
-    learner.value_module.load_state_dict(fresh.state_dict())
+    fresh = stateful_learner(run_of(learner)).critic
+    assert learner.critic is not None and fresh is not None
+    learner.critic.load_state_dict(fresh.state_dict())
 
 
 def forget_beta(learner: Learner) -> None:
@@ -542,10 +516,10 @@ FORGETTERS: dict[str, Callable[[Learner], None]] = {
 
 
 def restored_items(name: str) -> list[str]:
-    """A head on the policy's backbone is in the policy's optimizer. The run with a penalty differs by it alone."""
+    """The run with a penalty differs by it alone."""
     if name == "ppo_penalty":
         return ["penalty"]
-    if name in ("ppo shared", "ppo lora", "ppo 8bit"):  # stored as those of ppo, but for these
+    if name in ("ppo lora", "ppo 8bit"):  # stored as those of ppo, but for these
         return ["critic", "optimizer"]
     return [item for item in sorted(FORGETTERS) if item != "penalty"]
 

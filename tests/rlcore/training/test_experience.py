@@ -17,24 +17,20 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.advantages import lay_out_episodes
-from rlcore.algorithms.resolve import resolve_algorithm, with_constants
-from rlcore.algorithms.table import ALGORITHMS
+from rlcore.algorithms.table import ALGORITHMS, resolve_algorithm
 from rlcore.config import KlConfig, RlConfig
 from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import score_sequences
 from rlcore.rewards.mix import WeightedReward
 from rlcore.text.packing import TokenSequence
-from rlcore.training.experience import Experience, build_experience, token_rewards
+from rlcore.training.experience import Experience, token_rewards
 from rlcore.training.learner import Learner
 from rlcore.training.minibatches import split_by_group
-from rlcore.training.sample_digests import digest
-from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import ScoredRollout, TrainingSample
 from tests import strategies
-from tests.learners import assert_same, make_learner, update_config, weights_of
+from tests.learners import assert_same, experience_of, make_learner, update_config, weights_of
 from tests.reference import advantages as reference
-from tests.reference.losses import one_at_a_time
 
 POLICY = strategies.tiny_llama()
 REFERENCE = strategies.tiny_llama(seed=9)
@@ -42,17 +38,8 @@ IN_REWARD = KlConfig(coefficient=0.1, apply_to="reward")
 
 
 def build(groups: Sequence[Sequence[ScoredRollout]], algorithm: str = "grpo", **settings: Any) -> Experience:
-    """Experience without reference and critic, unless given."""
-    judges = ScoringModels(
-        policy=POLICY,
-        reference=settings.pop("reference", None),
-        critic=settings.pop("critic", None),
-        temperature=settings.pop("temperature", 1.0),
-        tokens_per_microbatch=64,
-        bootstrap_truncated=settings.pop("bootstrap_truncated", False),
-    )
-    neutral = {"kl": KlConfig(), "kl_coefficient": 0.0, "truncated": "score", "need_old_logprobs": False}
-    return build_experience(groups, ALGORITHMS[algorithm], judges, **(neutral | settings))
+    """Experience of the policy, without old log-probabilities unless said otherwise."""
+    return experience_of(groups, ALGORITHMS[algorithm], POLICY, **({"need_old_logprobs": False} | settings))
 
 
 def group_of(*values: float | None, **fields: Any) -> list[ScoredRollout]:
@@ -137,7 +124,8 @@ def truncated_group() -> list[ScoredRollout]:
 def test_truncated_completion_is_scored_zeroed_or_masked(setting: str, rewards: list[float]) -> None:
     experience = build([truncated_group()], truncated=setting)
     assert first_advantages(experience) == pytest.approx(reference.group_normalized(rewards), abs=1e-4)
-    assert experience.metrics["completion/truncated"] == pytest.approx(1 / 3)
+    found = [experience.metrics[name] for name in ("reward/mean", "reward/std", "completion/truncated")]
+    assert found == pytest.approx([reference.mean(rewards), reference.population_std(rewards), 1 / 3])
 
 
 def test_truncation_is_read_from_finish_reason() -> None:
@@ -201,33 +189,6 @@ def test_wrong_number_of_turn_rewards_is_refused() -> None:
         build([[with_turns(1.0, 0.5, 0.25, 0.25)]])
 
 
-class Half(torch.nn.Linear):
-    """A critic's head that values every token at one half."""
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.full((*hidden.shape[:-1], 1), 0.5)
-
-
-def test_gae_of_multi_turn_episode() -> None:
-    # The worked example of gae: five tokens of the policy, 16 of tool output between them, V = 0.5, reward 1 at the
-    # end, lam 0.95: A = 0.5 * 0.95^4 = 0.41 at the first token, and A + V = returns. With half of the reward at the
-    # end of the third turn already, delta = [0, 0, 0.5, 0, 0], so A = 0.5 * 0.95^2 = 0.45.
-    mask = (True, *(False,) * 6, True, *(False,) * 5, True, *(False,) * 5, True, True)
-    critic = ScalarHeadModel(POLICY.model, Half(24, 1, bias=False))
-    late = strategies.scored_rollout(1.0, completion_ids=(3,) * len(mask), loss_mask=mask)
-    assert len(late.rollout.turns) == 4
-    early = dataclasses.replace(late, score=dataclasses.replace(late.score, turn_rewards=(0.0, 0.0, 0.5, 0.5)))
-    experience = build([[late, early]], "ppo", critic=critic)
-    first, second = (sample.returns - sample.values for sample in experience.samples)
-    assert float(first[0]) == pytest.approx(0.41, abs=0.005)
-    assert float(first[0]) == pytest.approx(0.5 * 0.95**4, abs=1e-6)
-    assert float(second[0]) == pytest.approx(0.5 * 0.95**2, abs=1e-6)
-    rewards = [0.0] * (len(mask) - 1) + [1.0]
-    expected = reference.gae(rewards, [0.5] * len(mask), mask, gamma=1.0, lam=0.95)
-    assert first.tolist() == pytest.approx(expected, abs=1e-6)
-    assert first[~torch.tensor(mask)].tolist() == [0.0] * 16
-
-
 def mixed_group() -> list[ScoredRollout]:
     """Three completions of different lengths, one with tool output in the middle."""
     return [
@@ -263,14 +224,6 @@ def test_metrics_of_experience_by_hand() -> None:
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    ("setting", "mean", "std"), [("score", 0.6, 0.432), ("zero", 1 / 3, 0.4714), ("mask", 0.5, 0.5)]
-)
-def test_mean_reward_is_of_trained_rewards(setting: str, mean: float, std: float) -> None:
-    metrics = build([truncated_group()], truncated=setting).metrics  # 1.0, 0.0 and 0.8, which was cut
-    assert (metrics["reward/mean"], metrics["reward/std"]) == (pytest.approx(mean), pytest.approx(std, abs=1e-3))
-
-
 def test_sampled_entropy_by_hand() -> None:
     # -(-0.5 - 1.5) and -(-1.0) over three tokens of a silent and a mixed group: 3.0 / 3; tool output does not count.
     two, one = {"completion_ids": (3, 4, 5), "loss_mask": (True, False, True)}, {"completion_ids": (3,)}
@@ -287,22 +240,6 @@ def test_truncation_may_silence_group() -> None:
     assert build(groups, truncated="score").metrics["groups/zero_signal"] == 0.0
 
 
-def test_returns_have_own_lambda() -> None:
-    # lam_value 1, gamma 1, no penalties: every return is the reward to come, here the score itself.
-    critic = ScalarHeadModel.with_random_head(REFERENCE, torch.Generator().manual_seed(0))
-    judges = ScoringModels(policy=POLICY, reference=None, critic=critic, temperature=1.0, tokens_per_microbatch=64)
-    settings: dict[str, Any] = {"kl": KlConfig(), "kl_coefficient": 0.0, "truncated": "score"}
-    rows = {lam: with_constants(ALGORITHMS["ppo"], {"lam": 0.5, "lam_value": lam}) for lam in (None, 1.0)}
-    built = {
-        lam: build_experience([group_of(0.7, 0.1)], row, judges, need_old_logprobs=False, **settings).samples
-        for lam, row in rows.items()
-    }
-    for plain, own, score in zip(built[None], built[1.0], (0.7, 0.1), strict=True):
-        assert own.returns.tolist() == pytest.approx([score] * 3, abs=1e-6)
-        assert plain.returns.tolist() != pytest.approx([score] * 3, abs=1e-3)
-        assert torch.equal(own.advantages, plain.advantages)
-
-
 def test_truncated_completion_bootstraps_value() -> None:
     critic = ScalarHeadModel.with_random_head(REFERENCE, torch.Generator().manual_seed(0))
     group = [*group_of(0.5), *group_of(0.5, finish_reason="length", completion_ids=(8, 9))]
@@ -317,15 +254,7 @@ def test_truncated_completion_bootstraps_value() -> None:
 
 
 def build_episodes(groups: Sequence[Sequence[ScoredRollout]], algorithm: str = "grpo", **changes: Any) -> Experience:
-    models = ScoringModels(
-        policy=strategies.tiny_llama(),
-        reference=changes.pop("reference", None),
-        critic=changes.pop("critic", None),
-        temperature=1.0,
-        tokens_per_microbatch=256,
-    )
-    neutral = {"kl": KlConfig(), "kl_coefficient": 0.0, "truncated": "score", "need_old_logprobs": True}
-    return build_experience(groups, ALGORITHMS[algorithm], models, **(neutral | changes))
+    return experience_of(groups, ALGORITHMS[algorithm], strategies.tiny_llama(), **changes)
 
 
 def four_branches() -> list[ScoredRollout]:
@@ -478,29 +407,12 @@ def test_critic_refuses_branches() -> None:
     assert "sampling.agent.branches" in caught.value.fix
 
 
-def test_minibatch_holds_whole_groups_of_branches() -> None:
-    groups = [four_branches() for _ in range(3)]
-    for number, group in enumerate(groups):
-        for index, item in enumerate(group):
-            prompt = dataclasses.replace(item.rollout.prompt, token_ids=(1, 2 + number, 20 + index))
-            group[index] = dataclasses.replace(item, rollout=dataclasses.replace(item.rollout, prompt=prompt))
-    dealt = split_by_group(build_episodes(groups).samples, 2, seed=0, epoch=0)
-    assert sorted(len({sample.group for sample in each}) for each in dealt) == [1, 2]
-    assert not {sample.group for sample in dealt[0]} & {sample.group for sample in dealt[1]}
-
-
 def test_groups_with_equal_prompts_are_separate() -> None:
     # Agents begin every episode alike, and an iteration may have a prompt twice.
     groups = [[strategies.scored_rollout(value) for value in (1.0, 0.0)] for _ in range(4)]
     dealt = split_by_group(build_episodes(groups).samples, 2, seed=0, epoch=0)
     assert [len({sample.group for sample in each}) for each in dealt] == [2, 2]
     assert not {sample.group for sample in dealt[0]} & {sample.group for sample in dealt[1]}
-
-
-def test_digest_covers_episode_and_group() -> None:
-    (sample, *_) = build_episodes([four_branches()]).samples
-    others = [dataclasses.replace(sample, **{name: 9}) for name in ("episode", "group")]
-    assert len({digest(each) for each in (sample, *others)}) == 3
 
 
 TAUGHT = KlConfig(coefficient=1.0, apply_to="reward")
@@ -519,26 +431,8 @@ def distilled_experience(policy: LlamaForCausalLM, teacher: LlamaForCausalLM, se
         [replace(strategies.scored_rollout(0.0), rollout=rollout, score=score)]
         for rollout, score in zip(rollouts, scores, strict=True)
     ]
-    judges = ScoringModels(policy=policy, reference=teacher, critic=None, temperature=1.0, tokens_per_microbatch=64)
-    return build_experience(
-        groups,
-        resolve_algorithm(distil_config()),
-        judges,
-        kl=TAUGHT,
-        kl_coefficient=1.0,
-        truncated="score",
-        need_old_logprobs=True,
-    )
-
-
-def test_distillation_advantage_is_log_ratio_to_teacher() -> None:
-    policy, teacher = strategies.tiny_llama(seed=0), strategies.tiny_llama(seed=1)
-    experience = distilled_experience(policy, teacher)
-    assert experience.metrics["groups/zero_signal"] == 0.0
-    for sample in experience.samples:
-        sequence = TokenSequence(prompt_ids=sample.prompt_ids, completion_ids=sample.completion_ids)
-        theirs, own = (one_at_a_time(model, sequence).detach() for model in (teacher, policy))
-        torch.testing.assert_close(sample.advantages, (theirs - own) * sample.loss_mask, rtol=1e-3, atol=1e-4)
+    algorithm = resolve_algorithm(distil_config())
+    return experience_of(groups, algorithm, policy, teacher, kl=TAUGHT, kl_coefficient=1.0)
 
 
 def test_distillation_from_itself_moves_nothing() -> None:

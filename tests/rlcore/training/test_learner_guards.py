@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -17,11 +16,11 @@ from rlcore.errors import NonFiniteError
 from rlcore.models.policy import completion_logprobs, score_sequences
 from rlcore.text.packing import TokenSequence, pack
 from rlcore.training.learner import Learner
-from rlcore.training.loss_scale import LossScale
 from rlcore.training.minibatches import num_policy_tokens, token_sequences
+from rlcore.training.optim import LossScale
 from rlcore.types import TrainingSample
 from tests import strategies
-from tests.learners import assert_same, make_learner, on_policy_samples, shared_learner, update_config, weights_of
+from tests.learners import assert_same, make_learner, on_policy_samples, update_config, weights_of
 from tests.rlcore.training.test_learner import prompts_forwarded, with_silent_group
 
 NO_SKIPS = update_config(max_skipped_steps=0)
@@ -254,9 +253,8 @@ def test_first_pass_clips_nothing() -> None:
 
 
 def test_needs_old_logprobs() -> None:
-    assert not make_learner(update=update_config()).needs_old_logprobs
-    assert make_learner(update=update_config(num_epochs=2)).needs_old_logprobs
-    assert make_learner(update=update_config(num_minibatches=2)).needs_old_logprobs
+    several = [update_config(), update_config(num_epochs=2), update_config(num_minibatches=2)]
+    assert [update.needs_old_logprobs for update in several] == [False, True, True]
 
 
 def test_policy_waits_for_critic_warmup() -> None:
@@ -273,12 +271,6 @@ def test_policy_waits_for_critic_warmup() -> None:
         assert stats.metrics["entropy"] > 0.1  # measured all the same
     assert learner.update(samples, seed=3).moved
     assert not torch.equal(weights_of(learner.policy), policy)
-
-
-def test_policy_and_critic_have_own_learning_rates() -> None:
-    learner = make_learner("ppo", learning_rate=1e-2, critic=CriticConfig(learning_rate=1e-4))
-    metrics = learner.update(strategies.random_samples(0), seed=0).metrics
-    assert (metrics["learning_rate"], metrics["critic/learning_rate"]) == (1e-2, 1e-4)
 
 
 def test_seed_determines_weights() -> None:
@@ -389,12 +381,7 @@ def silenced(samples: Sequence[TrainingSample], *, prompts: set[tuple[int, ...]]
     ]
 
 
-def warming_up(make: Any, **settings: Any) -> Learner:
-    """A learner whose critic alone learns in the first iteration."""
-    learner: Learner = make(critic=CriticConfig(warmup_iterations=1, **settings))
-    return learner
-
-
+WARMS_UP = CriticConfig(warmup_iterations=1)
 LEARNERS = {
     "grpo": lambda: make_learner(),
     "kl in the loss": lambda: make_learner(kl=KlConfig(coefficient=0.1)),
@@ -402,11 +389,8 @@ LEARNERS = {
         update=update_config(early_stop_ref_kl=1.0), kl=KlConfig(coefficient=0.1, apply_to="reward")
     ),
     "several steps": lambda: make_learner(update=update_config(num_epochs=2, num_minibatches=2)),
-    "ppo": lambda: warming_up(lambda **settings: make_learner("ppo", **settings)),
-    "ppo head": lambda: warming_up(shared_learner, architecture="shared"),
-    "ppo kl in the loss": lambda: warming_up(
-        lambda **settings: make_learner("ppo", kl=KlConfig(coefficient=0.1), **settings)
-    ),
+    "ppo": lambda: make_learner("ppo", critic=WARMS_UP),
+    "ppo kl in the loss": lambda: make_learner("ppo", critic=WARMS_UP, kl=KlConfig(coefficient=0.1)),
 }
 
 

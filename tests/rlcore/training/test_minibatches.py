@@ -11,22 +11,15 @@ import pytest
 import torch
 
 from rlcore.algorithms.objective import LossOutput
-from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import CriticConfig
 from rlcore.errors import CanaryError, NonFiniteError
-from rlcore.hardware.ranks import ONE, Ranks
-from rlcore.text.packing import pack
+from rlcore.hardware.sharded import ONE, Ranks
 from rlcore.training.learner import Learner
-from rlcore.training.losses import critic_loss
 from rlcore.training.minibatches import (
-    Columns,
-    num_policy_tokens,
+    digest_of,
     require_finite,
+    require_same,
     split_by_group,
-    token_sequences,
-    token_weights,
 )
-from rlcore.training.sample_digests import digest_of, require_same
 from rlcore.training.update_stats import StatAccumulator
 from rlcore.types import TrainingSample
 from tests import strategies
@@ -51,46 +44,6 @@ def test_order_depends_on_seed_and_epoch() -> None:
     assert [len(minibatch) for minibatch in split_by_group(samples, 99, seed=0, epoch=0)] == [1] * 6
 
 
-def sample_of(mask: list[bool], episode: int) -> TrainingSample:
-    """A sample of which nothing but the mask is looked at."""
-    zeros = torch.zeros(len(mask))
-    names = ("sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
-    return TrainingSample(
-        episode=episode,
-        group=0,
-        prompt_ids=(1,),
-        completion_ids=(3,) * len(mask),
-        loss_mask=torch.tensor(mask),
-        **dict.fromkeys(names, zeros),
-    )
-
-
-def test_token_weights_by_hand() -> None:
-    # Two completions of 2 and 4 tokens, the second with one that is not the policy's: GRPO gives 1 / (2 * own tokens).
-    samples = [sample_of([True, True], 0), sample_of([True, False, True, True], 1)]
-    weights = token_weights(ALGORITHMS["grpo"], samples)
-    assert [weight.tolist() for weight in weights] == [
-        pytest.approx([1 / 4, 1 / 4]),
-        pytest.approx([1 / 6, 0.0, 1 / 6, 1 / 6]),
-    ]
-    assert num_policy_tokens(samples) == 5
-
-
-def test_columns_follow_targets() -> None:
-    samples = strategies.random_samples(3, num_prompts=3, group_size=2)
-    weights = [torch.full((len(sample.completion_ids),), float(number)) for number, sample in enumerate(samples)]
-    (batch,) = pack(token_sequences(samples), tokens_per_microbatch=10_000)
-    columns = Columns(samples, weights, batch)
-    assert batch.sequence_index.tolist() != sorted(batch.sequence_index.tolist())  # packing has changed the order
-    assert columns.weights.tolist() == batch.sequence_index.tolist()
-    own = [
-        float(samples[sequence].returns[token])
-        for sequence, token in zip(batch.sequence_index.tolist(), batch.token_index.tolist(), strict=True)
-    ]
-    assert columns.get("returns").tolist() == own
-    assert columns.get("loss_mask").dtype == torch.bool
-
-
 @pytest.mark.parametrize(
     "field", ["sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns"]
 )
@@ -103,49 +56,6 @@ def test_non_finite_number_is_named(field: str, number: float) -> None:
     with pytest.raises(NonFiniteError, match=field) as caught:
         require_finite(samples)
     assert "sample 2 " in str(caught.value)
-
-
-def test_untrained_number_may_be_nan() -> None:
-    (sample,) = strategies.random_samples(0, num_prompts=1, group_size=1, max_tokens=1)
-    nothing = torch.full((1,), math.nan, dtype=torch.float64)
-    require_finite([dataclasses.replace(sample, loss_mask=torch.tensor([False]), advantages=nothing)])
-
-
-def one_sample(*, returns: list[float], loss_mask: list[bool]) -> TrainingSample:
-    """A completion of three tokens whose values were 0 before the update."""
-    (sample,) = strategies.random_samples(0, num_prompts=1, group_size=1)
-    zeros = torch.zeros(3)
-    names = ("sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values")
-    return dataclasses.replace(
-        sample,
-        completion_ids=(3, 4, 5),
-        loss_mask=torch.tensor(loss_mask),
-        returns=torch.tensor(returns),
-        **dict.fromkeys(names, zeros),
-    )
-
-
-def columns_of(sample: TrainingSample) -> Columns:
-    (batch,) = pack(token_sequences([sample]), tokens_per_microbatch=64)
-    return Columns([sample], [torch.tensor([0.5, 0.25, 0.25])], batch)
-
-
-def test_critic_loss_by_hand() -> None:
-    # Errors 1, -2, 3: squares 1, 4, 9, halved, times 0.5, 0.25, 0.25: 0.25 + 0.5 + 1.125.
-    columns = columns_of(one_sample(returns=[0.0, 3.0, 0.0], loss_mask=[True, True, True]))
-    totals = StatAccumulator()
-    loss = critic_loss(columns, torch.tensor([1.0, 1.0, 3.0]), CriticConfig(clip_range=0.0), totals)
-    assert float(loss) == pytest.approx(1.875)
-    assert totals.means()["loss/value"] == pytest.approx(1.875)
-
-
-def test_masked_token_has_no_critic_loss() -> None:
-    columns = columns_of(one_sample(returns=[0.0, math.nan, 0.0], loss_mask=[True, False, True]))
-    predicted = torch.tensor([1.0, 5.0, 0.0], requires_grad=True)
-    loss = critic_loss(columns, predicted, CriticConfig(clip_range=0.0), StatAccumulator())
-    (gradient,) = torch.autograd.grad(loss, predicted)
-    assert float(loss.detach()) == pytest.approx(0.25)
-    assert gradient.tolist() == [0.5, 0.0, 0.0]
 
 
 def micro_output(num_tokens: int, loss: float = 0.0, **sums: float) -> LossOutput:
@@ -220,8 +130,9 @@ def test_digest_covers_every_number() -> None:
         column[-1] = ~column[-1] if column.dtype == torch.bool else column[-1] + 1e-6
         changed: dict[str, Any] = {name: column}
         assert digest_of([dataclasses.replace(samples[0], **changed), *samples[1:]]) != digest_of(samples)
-    longer = dataclasses.replace(samples[0], prompt_ids=(*samples[0].prompt_ids, 1))
-    assert digest_of([longer, *samples[1:]]) != digest_of(samples)
+    others: tuple[dict[str, Any], ...] = ({"prompt_ids": (*samples[0].prompt_ids, 1)}, {"episode": 9}, {"group": 9})
+    for other in others:
+        assert digest_of([dataclasses.replace(samples[0], **other), *samples[1:]]) != digest_of(samples)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,23 +18,33 @@ from rlcore.config import CriticConfig, OptimConfig
 from rlcore.errors import ConfigError, NonFiniteError
 from rlcore.extras import install_command
 from rlcore.models.memory_meter import optimizer_bytes
-from rlcore.training.checkpoint import load_newest, save_checkpoint
+from rlcore.training.checkpoint import load_newest
 from rlcore.training.learner import Learner
-from rlcore.training.loss_scale import LossScale
-from rlcore.training.optim import clip_gradient, guarded_step, make_optimizer, make_scheduler
+from rlcore.training.optim import LossScale, Stepper, clip_gradient, make_optimizer
 from rlcore.types import TrainingSample
 from tests import learners, strategies
 
 
-def step(
-    accumulate: Callable[[float], None],
-    optimizer: torch.optim.Optimizer,
-    scheduler: torch.optim.lr_scheduler.LRScheduler,
-    scale: LossScale | None = None,
-) -> tuple[float, LossScale]:
-    """A guarded step: the norm before clipping, and the next scale."""
-    _, norm, after = guarded_step(accumulate, optimizer, scheduler, max_grad_norm=1.0, scale=scale or LossScale())
-    return norm, after
+class Layer(torch.nn.Linear):
+    """A layer that has a precision, as models have."""
+
+    dtype = torch.float32
+
+
+def stepper(module: torch.nn.Module, rate: float = 0.1, scale: LossScale | None = None, **settings: Any) -> Stepper:
+    """Steps of one module, with a loss scale of a run that is under way."""
+    made = Stepper(module, [(module, rate)], OptimConfig(), **({"num_steps": 2, "tokens": 9, "setting": ""} | settings))
+    made._scale = scale or LossScale()
+    return made
+
+
+def gradient_of(module: torch.nn.Linear, gradient: Callable[[float], list[float]]) -> Callable[[int, float], None]:
+    """Work of a step that leaves a gradient, given the loss scale."""
+
+    def accumulate(_: int, scale: float) -> None:
+        module.weight.grad = torch.tensor([gradient(scale)])
+
+    return accumulate
 
 
 def test_only_matrices_decay() -> None:
@@ -75,15 +86,6 @@ def test_missing_bitsandbytes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         make_optimizer([(torch.nn.Linear(2, 2), 0.1)], OptimConfig(kind="adamw_8bit"))
 
 
-def test_guarded_step_returns_norm() -> None:
-    module = torch.nn.Linear(2, 1, bias=False)
-    optimizer = make_optimizer([(module, 1.0)], OptimConfig())
-    module.weight.grad = torch.tensor([[3.0, 4.0]])
-    norm, _ = step(lambda scale: None, optimizer, make_scheduler(optimizer, OptimConfig(), num_steps=1))
-    assert norm == pytest.approx(5.0)
-    assert module.weight.grad is None
-
-
 def test_clip_gradient_by_hand() -> None:
     module = torch.nn.Linear(2, 1, bias=False)
     for scale, expected in ((1.0, [0.6, 0.8]), (0.1, [0.3, 0.4])):
@@ -94,63 +96,46 @@ def test_clip_gradient_by_hand() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_non_finite_gradient_takes_no_step(bad: float) -> None:
-    module = torch.nn.Linear(2, 1, bias=False)
-    optimizer = make_optimizer([(module, 1.0)], OptimConfig())
-    scheduler = make_scheduler(optimizer, OptimConfig(), num_steps=1)
-    before = module.weight.detach().clone()
-    module.weight.grad = torch.tensor([[1.0, bad]])
+    module = Layer(2, 1, bias=False)
+    steps, before = stepper(module), module.weight.detach().clone()
     with pytest.raises(NonFiniteError, match="gradient norm"):
-        step(lambda scale: None, optimizer, scheduler)
+        steps.take(gradient_of(module, lambda _: [1.0, bad]), [])
     assert torch.equal(module.weight, before)
-    assert (module.weight.grad, scheduler.last_epoch) == (None, 0)
+    assert (module.weight.grad, steps._scheduler.last_epoch) == (None, 0)
 
 
 def test_loss_scale_changes_no_step() -> None:
     stepped = []
     for scale in (LossScale(), LossScale(1024.0, adapts=True)):
-        module = torch.nn.Linear(2, 1, bias=False)
+        module = Layer(2, 1, bias=False)
         torch.nn.init.ones_(module.weight)
-        optimizer = make_optimizer([(module, 0.1)], OptimConfig())
-        scheduler = make_scheduler(optimizer, OptimConfig(), num_steps=1)
-
-        def accumulate(factor: float, module: torch.nn.Linear = module) -> None:
-            module.weight.grad = factor * torch.tensor([[3.0, 4.0]])
-
-        norm, _ = step(accumulate, optimizer, scheduler, scale)
-        stepped.append((norm, module.weight.tolist()))
+        _, metrics = stepper(module, scale=scale).take(gradient_of(module, lambda s: [3.0 * s, 4.0 * s]), [])
+        assert module.weight.grad is None
+        stepped.append((metrics["gradient_norm"], module.weight.tolist()))
     assert stepped[0] == stepped[1]
     assert stepped[0][0] == pytest.approx(5.0)
 
 
-def test_overflow_is_recomputed_with_half_scale() -> None:
-    module = torch.nn.Linear(2, 1, bias=False)
-    optimizer = make_optimizer([(module, 0.1)], OptimConfig())
-    scheduler = make_scheduler(optimizer, OptimConfig(), num_steps=2)
-    seen = []
+@pytest.mark.parametrize(
+    ("start", "overflows_above", "tried"),
+    [
+        (LossScale(256.0, 7, adapts=True), 100.0, [256.0, 128.0, 64.0]),
+        (LossScale(4.0, adapts=True), 0.0, [4.0, 2.0, 1.0]),
+    ],
+)
+def test_overflow_is_recomputed_with_half_scale(start: LossScale, overflows_above: float, tried: list[float]) -> None:
+    module, seen = Layer(2, 1, bias=False), list[float]()
 
-    def accumulate(scale: float) -> None:
+    def gradient(scale: float) -> list[float]:
         seen.append(scale)
-        module.weight.grad = torch.tensor([[1.0, math.inf if scale > 100.0 else scale]])
+        return [1.0, math.inf if scale > overflows_above else scale]
 
-    _, after = step(accumulate, optimizer, scheduler, LossScale(256.0, 7, adapts=True))
-    assert seen == [256.0, 128.0, 64.0]
-    assert after == LossScale(64.0, 1, adapts=True)
-    assert scheduler.last_epoch == 1
-
-
-def test_overflow_at_any_scale_is_an_error() -> None:
-    module = torch.nn.Linear(2, 1, bias=False)
-    optimizer = make_optimizer([(module, 0.1)], OptimConfig())
-    scheduler = make_scheduler(optimizer, OptimConfig(), num_steps=1)
-    seen = []
-
-    def accumulate(scale: float) -> None:
-        seen.append(scale)
-        module.weight.grad = torch.tensor([[1.0, math.inf]])
-
-    with pytest.raises(NonFiniteError, match="gradient norm"):
-        step(accumulate, optimizer, scheduler, LossScale(4.0, adapts=True))
-    assert seen == [4.0, 2.0, 1.0]
+    steps = stepper(module, scale=start)
+    with nullcontext() if overflows_above else pytest.raises(NonFiniteError, match="gradient norm"):
+        steps.take(gradient_of(module, gradient), [])
+        assert steps._scale == LossScale(64.0, 1, adapts=True)
+        assert steps._scheduler.last_epoch == 1
+    assert seen == tried
 
 
 LINEAR = OptimConfig(max_grad_norm=1e9, schedule="linear")
@@ -225,15 +210,6 @@ def test_schedules_advance_during_warmup() -> None:
     assert (last["learning_rate"], last["critic/learning_rate"]) == (0.0, 0.0)
 
 
-def test_shared_schedule_advances_during_warmup() -> None:
-    config = CriticConfig(architecture="shared", learning_rate=CRITIC_RATE, warmup_iterations=2)
-    update = learners.update_config(num_epochs=EPOCHS, num_minibatches=MINIBATCHES, optim=LINEAR)
-    learner = learners.shared_learner(critic=config, update=update, num_iterations=NUM_ITERATIONS)
-    steps = record_steps(learner.optimizer, CRITIC_RATE)
-    run_updates(learner, [strategies.random_samples(0)] * 3)
-    assert steps == list(range(12))
-
-
 @pytest.mark.parametrize(("schedule", "end"), [("constant", POLICY_RATE), ("linear", 0.0), ("cosine", 0.0)])
 def test_schedule_ends_without_signal(schedule: Any, end: float) -> None:
     learner = planned_learner(optim=dataclasses.replace(LINEAR, schedule=schedule, warmup_steps=5))
@@ -245,7 +221,7 @@ def test_resumed_run_continues_schedule(tmp_path: Path) -> None:
     samples = strategies.random_samples(0)
     learner = planned_learner()
     run_updates(learner, [samples, silenced(samples)])
-    save_checkpoint(tmp_path, 2, learner, run_state={"identity": {}})
+    learners.save_checkpoint(tmp_path, 2, learner, run_state={"identity": {}})
     resumed = planned_learner()
     load_newest(tmp_path, resumed, identity={})
     taken = record_steps(resumed.optimizer, POLICY_RATE)
@@ -262,11 +238,10 @@ def test_resumed_run_continues_schedule(tmp_path: Path) -> None:
     ],
 )
 def test_schedules_by_hand(num_steps: int, settings: dict[str, Any], expected: list[float]) -> None:
-    module, config = torch.nn.Linear(2, 1), OptimConfig(**settings)
-    optimizer = make_optimizer([(module, 1.0)], config)
-    scheduler = make_scheduler(optimizer, config, num_steps=num_steps)
+    module = Layer(2, 1)
+    steps = Stepper(module, [(module, 1.0)], OptimConfig(**settings), num_steps=num_steps, tokens=9, setting="")
     seen = []
     for _ in range(num_steps):
-        seen.append(float(optimizer.param_groups[0]["lr"]))
-        step(lambda scale: module(torch.ones(1, 2)).sum().mul(scale).backward(), optimizer, scheduler)
+        seen.append(float(steps.optimizer.param_groups[0]["lr"]))
+        steps.take(lambda _, scale: module(torch.ones(1, 2)).sum().mul(scale).backward(), [])
     assert seen == pytest.approx(expected)

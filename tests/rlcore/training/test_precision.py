@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,22 +11,18 @@ import torch
 from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import KlConfig, OptimConfig, SamplingConfig, SftConfig
+from rlcore.config import KlConfig, SamplingConfig
 from rlcore.hardware.precision import autocast, cast_linears, compute_dtype, set_compute_dtype
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import hidden_states
 from rlcore.models.runtime import enable_gradient_checkpointing
-from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence, pack
-from rlcore.training.checkpoint import load_newest, save_checkpoint
-from rlcore.training.experience import build_experience
+from rlcore.training.checkpoint import load_newest
 from rlcore.training.learner import ROUNDING, Learner
-from rlcore.training.loss_scale import GROWTH_INTERVAL, LARGEST, LossScale
-from rlcore.training.scoring_models import ScoringModels
-from rlcore.training.sft import train_sft
+from rlcore.training.optim import GROWTH_INTERVAL, LARGEST, LossScale
 from rlcore.types import Score
 from tests import strategies
-from tests.learners import gradients_of, on_policy_samples, update_config, weights_of
+from tests.learners import experience_of, gradients_of, on_policy_samples, save_checkpoint, update_config, weights_of
 from tests.rlcore.models.test_attention import tree_llama
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -104,22 +99,9 @@ def test_ratio_is_one_before_policy_moves(dtype: torch.dtype, name: str, tempera
         sampling=SamplingConfig(temperature=temperature, max_new_tokens=8),
         update=update_config(num_minibatches=2, num_epochs=2),
     )
-    judges = ScoringModels(
-        policy=subject.policy,
-        reference=None,
-        critic=subject.critic,
-        temperature=temperature,
-        tokens_per_microbatch=64,
-    )
-    experience = build_experience(
-        strategies.random_groups(subject.policy, 3, num_prompts=6, group_size=4),
-        subject.algorithm,
-        judges,
-        kl=subject.config.kl,
-        kl_coefficient=0.0,
-        truncated="score",
-        need_old_logprobs=True,
-    )
+    groups = strategies.random_groups(subject.policy, 3, num_prompts=6, group_size=4)
+    models = (subject.policy, None, subject.critic)
+    experience = experience_of(groups, subject.algorithm, *models, temperature=temperature)
     metrics = subject.update(experience.samples, seed=0).metrics
     assert metrics["clip/fraction"] == 0.0
     assert metrics["kl/old"] < 1e-10
@@ -135,16 +117,7 @@ def test_kl_to_start_is_zero_without_signal(dtype: torch.dtype, tied: bool) -> N
     subject = Learner(policy, None, algorithm=ALGORITHMS["grpo"], config=config)
     groups = strategies.random_groups(policy, 3, num_prompts=4, group_size=4)
     equal = [[replace(item, score=Score(value=1.0, terms={})) for item in group] for group in groups]
-    judges = ScoringModels(policy=policy, reference=reference, critic=None, temperature=1.0, tokens_per_microbatch=64)
-    experience = build_experience(
-        equal,
-        subject.algorithm,
-        judges,
-        kl=config.kl,
-        kl_coefficient=0.1,
-        truncated="score",
-        need_old_logprobs=False,
-    )
+    experience = experience_of(equal, subject.algorithm, policy, reference, kl=config.kl, kl_coefficient=0.1)
     before = weights_of(policy)
     stats = subject.update(experience.samples, seed=0)
     assert stats.metrics["kl/ref"] < 1e-12
@@ -179,22 +152,6 @@ def test_compute_dtype_ignores_autocast() -> None:
     assert compute_dtype(tree_llama().to(torch.bfloat16)) == torch.bfloat16
     with autocast(tree_llama().to(torch.bfloat16)):
         assert not torch.is_autocast_enabled("cpu")
-
-
-@pytest.mark.parametrize("dtype", HALVES)
-def test_sft_learns_in_half_precision(dtype: torch.dtype) -> None:
-    # Four sentences by heart: with weights that stay as they were in half precision the loss stays at 1 and more.
-    rows = sequences(4)
-    demonstrations = [Demonstration(sequence=row, loss_mask=(True,) * len(row.completion_ids)) for row in rows]
-    losses: list[float] = []
-    config = SftConfig(num_steps=60, batch_size=4, learning_rate=1e-2, optim=OptimConfig())
-
-    def report(step: int, metrics: Mapping[str, float]) -> None:
-        losses.append(metrics["sft/loss"])
-
-    train_sft(model_in(dtype), demonstrations, demonstrations, config, seed=0, report=report)
-    assert losses[0] > 2.0
-    assert losses[-1] < 0.1
 
 
 def test_overflowing_float16_gradient_is_recomputed() -> None:

@@ -13,16 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from rlcore.config import BackboneConfig, DpoConfig, LoraConfig, PreferenceLossConfig, RewardModelConfig
+from rlcore.config import DpoConfig, LoraConfig, PreferenceLossConfig, RewardModelConfig
 from rlcore.errors import DataError, NonFiniteError
 from rlcore.hardware.precision import set_compute_dtype
 from rlcore.models.heads import ScalarHeadModel, score_rewards
 from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.training.dpo import DpoLearner, held_out_metrics, pair_margins, run_dpo_steps, whole_logprobs
 from rlcore.training.preferences import PreferenceSet, TokenPair, different_sequences, microbatches, preference_sets
-from rlcore.training.reward_model import train_reward_model
 from tests import strategies
-from tests.learners import UNCLIPPED, assert_same, weights_of
+from tests.learners import UNCLIPPED, assert_same, train_reward_model, weights_of
 from tests.reference.losses import one_at_a_time
 from tests.small_memory import room_for
 
@@ -208,19 +207,6 @@ def test_reward_gradient_does_not_depend_on_micro_batches(budget: int) -> None:
     assert_same(reward_gradient(pairs, tokens_per_microbatch=budget), whole, 1e-6)
 
 
-def test_pairs_of_one_prompt_keep_budget() -> None:
-    # Twelve pairs of one prompt would make a row of 4 + 12 * 8 tokens, and pad every other row to its length.
-    pairs = [pair((1, 2, 3, 4), (5, 6, 7, i), (8, 9, 10, i), set_id="s") for i in range(11, 23)] + rule_pairs(
-        12, seed=0
-    )
-    reward_model, sizes = reward_model_of(), []
-    reward_model.backbone.base_model.register_forward_pre_hook(
-        lambda _, __, kwargs: sizes.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
-    train_rewards(reward_model, pairs, batch_size=24, tokens_per_microbatch=60)
-    assert max(sizes) <= 60
-
-
 def test_non_finite_reward_loss_stops_before_step() -> None:
     reward_model = reward_model_of()
     with torch.no_grad():
@@ -229,14 +215,6 @@ def test_non_finite_reward_loss_stops_before_step() -> None:
     with pytest.raises(NonFiniteError, match="reward model's loss is nan"):
         train_rewards(reward_model, rule_pairs(4, seed=0))
     assert torch.equal(weights_of(reward_model.backbone), before)
-
-
-def test_head_alone_learns() -> None:
-    reward_model = reward_model_of()
-    backbone, head = weights_of(reward_model.backbone), weights_of(reward_model.head)
-    train_rewards(reward_model, rule_pairs(16, seed=0), backbone=BackboneConfig(trainable_layers=0))
-    assert torch.equal(weights_of(reward_model.backbone), backbone)
-    assert not torch.equal(weights_of(reward_model.head), head)
 
 
 END = 2

@@ -15,7 +15,7 @@ from rlcore.config import SftConfig
 from rlcore.errors import DataError, NonFiniteError
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence
-from rlcore.training.sft import mean_loss, minibatches, train_sft
+from rlcore.training.sft import SftLearner, mean_loss, minibatches, run_sft_steps
 from tests import strategies
 from tests.learners import UNCLIPPED, assert_same, weights_of
 from tests.reference.losses import one_at_a_time
@@ -43,11 +43,12 @@ def config(**settings: Any) -> SftConfig:
 def train(model: LlamaForCausalLM, shown: list[Demonstration], **settings: Any) -> list[Mapping[str, float]]:
     """The reports of each step; the held-out set is another draw of the rule."""
     reports: list[Mapping[str, float]] = []
-    train_sft(
-        model,
+    wanted = config(**settings)
+    run_sft_steps(
+        SftLearner(model, wanted),
         shown,
         whole(echo_sequences(20, seed=99)),
-        config(**settings),
+        wanted,
         seed=0,
         report=lambda _, metrics: reports.append(metrics),
     )

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from rlcore.algorithms.resolve import resolve_algorithm
+from rlcore.algorithms.table import resolve_algorithm
 from rlcore.config import RlConfig
 from rlcore.errors import ConfigError, StorageError, TrainingError
 from rlcore.evaluation.promotion import Check, PromotionDecision

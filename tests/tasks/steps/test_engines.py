@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.algorithms.resolve import resolve_algorithm
-from rlcore.algorithms.table import ALGORITHMS
+from rlcore.algorithms.table import ALGORITHMS, resolve_algorithm
 from rlcore.checks.settings import algorithm_errors
 from rlcore.config import (
     BackboneConfig,

@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.algorithms.resolve import resolve_algorithm
-from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import CriticConfig, GaeConfig, KlConfig, ObjectiveConfig, RlConfig, UpdateConfig
+from rlcore.algorithms.table import ALGORITHMS, resolve_algorithm
+from rlcore.config import CriticConfig, KlConfig, ObjectiveConfig, RlConfig, UpdateConfig
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.training.audit.reference_impl import ROWS, expected, row_of, token_weights
-from rlcore.training.experience import Experience, build_experience
-from rlcore.training.scoring_models import ScoringModels
+from rlcore.training.experience import Experience
 from rlcore.types import Score, ScoredRollout
-from tests import strategies
+from tests import learners, strategies
 
 SETTINGS: dict[str, dict[str, Any]] = {
     **{name: {"algorithm": name} for name in ALGORITHMS},
@@ -30,8 +28,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "distil": {"algorithm": "distil", "kl": KlConfig(coefficient=1.0, apply_to="reward")},
     "masked": {"algorithm": "grpo", "update": UpdateConfig(truncated_completions="mask")},
     "zero": {"algorithm": "rloo", "update": UpdateConfig(truncated_completions="zero")},
-    "values beyond the end": {"algorithm": "ppo", "critic": CriticConfig(gae=GaeConfig(bootstrap_truncated=True))},
-    "vapo": {"algorithm": "ppo", "critic": CriticConfig(lam=0.9, gae=GaeConfig(lam_alpha=0.5, lam_value=1.0))},
+    "values beyond the end": {"algorithm": "ppo", "critic": CriticConfig(bootstrap_truncated=True)},
 }
 
 
@@ -50,22 +47,16 @@ def experience_of(groups: list[list[ScoredRollout]], config: RlConfig, policy: A
     algorithm, critic = resolve_algorithm(config), None
     if algorithm.uses_critic:
         critic = ScalarHeadModel.with_random_head(strategies.tiny_llama(seed=1), torch.Generator().manual_seed(2))
-    judges = ScoringModels(
-        policy=policy,
-        reference=strategies.tiny_llama(seed=5),
-        critic=critic,
-        temperature=1.0,
-        tokens_per_microbatch=256,
-        bootstrap_truncated=config.critic.gae.bootstrap_truncated,
-    )
-    return build_experience(
+    return learners.experience_of(
         groups,
         algorithm,
-        judges,
+        policy,
+        strategies.tiny_llama(seed=5),
+        critic,
+        bootstrap_truncated=config.critic.bootstrap_truncated,
         kl=config.kl,
         kl_coefficient=config.kl.coefficient,
         truncated=config.update.truncated_completions,
-        need_old_logprobs=True,
     )
 
 

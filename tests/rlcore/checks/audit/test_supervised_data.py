@@ -35,7 +35,7 @@ from rlcore.training.audit.supervised_data import (
     require_labels,
     require_last_token,
 )
-from rlcore.training.sft import train_sft
+from rlcore.training.sft import SftLearner, run_sft_steps
 from rlcore.types import Message
 from tests import strategies
 from tests.rlcore.loop.conftest import SHAPE
@@ -238,7 +238,8 @@ def rotated(demonstrations: list[Demonstration]) -> list[Demonstration]:
 @pytest.mark.parametrize("turn", [list, rotated])
 def test_answers_are_likelier_after_their_own_prompts_unless_they_were_exchanged(turn: Any) -> None:
     model, shown, held_out = strategies.tiny_llama(), whole(echo_sequences(200, 0)), whole(echo_sequences(200, 9))
-    train_sft(model, turn(shown), held_out, config(num_steps=30), seed=0, report=lambda *_: None)
+    settings = config(num_steps=30)
+    run_sft_steps(SftLearner(model, settings), turn(shown), held_out, settings, seed=0, report=lambda *_: None)
     found = measure_shuffle_gap(model, turn(held_out), tokens_per_microbatch=256, seed=0)
     assert found.num_rows >= 16
     assert found.is_significant is (turn is list)

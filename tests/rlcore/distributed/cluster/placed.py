@@ -13,9 +13,7 @@ import torch
 from rlcore.config import CheckpointConfig, DistributedConfig, KlConfig, RayConfig, RewardTerm, SamplingConfig
 from rlcore.distributed.build import LearnerPlan
 from rlcore.distributed.cluster.ray_cluster import open_cluster
-from rlcore.distributed.cluster.remote_ranks import cluster_ranks
-from rlcore.distributed.cluster.samplers import open_samplers
-from rlcore.distributed.cluster.scorers import open_scorers
+from rlcore.distributed.cluster.remote import cluster_ranks, open_samplers, open_scorers
 from rlcore.distributed.distributed_learner import DistributedLearner
 from rlcore.loop import Components
 from rlcore.models.runtime import Runtime

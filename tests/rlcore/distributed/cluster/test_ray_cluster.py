@@ -16,10 +16,10 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from rlcore.config import DistributedConfig, RayConfig, RewardTerm, SamplingConfig, to_dict
+from rlcore.config import DistributedConfig, RayConfig, RewardTerm, SamplingConfig
 from rlcore.distributed.cluster import ray_cluster
 from rlcore.distributed.cluster.ray_cluster import connected, open_cluster
-from rlcore.distributed.cluster.remote_ranks import RemoteWeights
+from rlcore.distributed.cluster.remote import RemoteWeights
 from rlcore.errors import ConfigError, LearnerLostError, SamplingError, ServiceError
 from rlcore.extras import install_command
 from rlcore.loop import Components, train
@@ -113,7 +113,7 @@ SETUP = {
     "models": {},
     "tokens_per_microbatch": 8,
     "prefill": "",
-    "terms": [to_dict(term) for term in TERMS],
+    "terms": TERMS,
 }
 
 
@@ -131,7 +131,7 @@ def test_silent_process_is_replaced(ray: FakeRay) -> None:
 
 def test_failed_start_is_raised_to_caller(ray: FakeRay) -> None:
     with open_cluster(placement(), gpus=False, log=print) as cluster:
-        unknown = SETUP | {"terms": [to_dict(RewardTerm(kind="nothing"))]}
+        unknown = SETUP | {"terms": (RewardTerm(kind="nothing"),)}
         process = cluster.launch("scorer", 0, setup=unknown, restarts=1, lost=SamplingError)
         with pytest.raises(ConfigError, match="unknown reward 'nothing'"):
             process.ask("score", 0, ())

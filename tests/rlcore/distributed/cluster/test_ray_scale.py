@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.distributed.cluster.remote_ranks import RemoteRanks
+from rlcore.distributed.cluster.remote import RemoteRanks
 from rlcore.distributed.distributed_learner import DistributedLearner
 from rlcore.loop import Components, TrainResult, train
 from rlcore.sampling.base import replicas_of
