@@ -31,7 +31,7 @@ from itertools import takewhile
 
 from rlcore.agents.rendering import PromptRenderer
 from rlcore.agents.requests import Request, Turn
-from rlcore.environments.call_formats import split_thought
+from rlcore.environments.base import split_thought
 from rlcore.errors import shown
 from rlcore.text.text_parts import Ids
 from rlcore.types import Prompt, Rollout, ToolCall

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from rlcore.agents.gateway import Gateway, Limits, Record
-from rlcore.agents.processes import Agents, Ended
-from rlcore.agents.program import Program, open_program
+from rlcore.agents.gateway import Gateway
+from rlcore.agents.program import Agents, Ended, Program, open_program
+from rlcore.agents.session import Limits, Record
 from rlcore.config import AgentConfig
 from rlcore.errors import SamplingError
 from rlcore.sampling.base import Sampler, SamplingParams

@@ -14,12 +14,9 @@ from dataclasses import dataclass, field, replace
 
 from starlette.responses import Response
 
-from rlcore.agents.desk import Made, Ticket
 from rlcore.agents.history import CallTree, Node, Placement, episode_of
-from rlcore.agents.rendering import TOO_LONG, PromptRenderer
-from rlcore.agents.requests import Request, Turn
-from rlcore.agents.responses import Stored, response_events, responses_body
-from rlcore.agents.turns import ReplyReader, as_seen
+from rlcore.agents.rendering import TOO_LONG, PromptRenderer, ReplyReader, as_seen
+from rlcore.agents.requests import Request, Stored, Turn, response_events, responses_body
 from rlcore.errors import shown
 from rlcore.openai_api.errors import ApiError
 from rlcore.openai_api.replies import Piece, Reply, TokenLogprob
@@ -31,6 +28,7 @@ from rlcore.types import FailedRollout, FinishReason, Prompt, Rollout
 _MAX_REFUSALS = 20  # that a record has
 logger = logging.getLogger(__name__)
 Wake = Callable[[Callable[[], object]], None]
+Made = Rollout | FailedRollout
 _END_OF_PROMPT = 256  # tokens of a prompt that a response template reads
 
 
@@ -89,6 +87,22 @@ class Record:
     calls: tuple[Call, ...]
     refused: tuple[str, ...]
     error: str = ""
+
+
+@dataclass(eq=False, slots=True)
+class Ticket:
+    """Waiting request for one completion, of at most ``limit`` tokens.
+
+    ``draw``: number that decides the random draw, whatever else is sampled. ``owner``: agent that waits. ``finish`` is
+    called with the completion in the engine's thread.
+    """
+
+    prompt: Prompt
+    draw: int
+    limit: int
+    owner: object
+    finish: Callable[[Made], None]
+    is_started: bool = field(default=False, init=False)
 
 
 @dataclass(eq=False, slots=True)

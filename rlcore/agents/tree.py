@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from rlcore.agents.gateway import Call
 from rlcore.agents.sampler import Episode
+from rlcore.agents.session import Call
 from rlcore.errors import shown
 
 _MAX_TEXT = 60  # characters of an answer

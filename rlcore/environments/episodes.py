@@ -22,10 +22,8 @@ from typing import Any
 import torch
 
 from rlcore.config import EpisodeConfig
-from rlcore.environments.base import ParsedCall, Tool, ToolFailure, ToolOutput, error_output
-from rlcore.environments.call_formats import format_of
-from rlcore.environments.environment import EnvironmentClass
-from rlcore.environments.environment_pool import MAX_FAILURES, EnvironmentPool, episode_seeds
+from rlcore.environments.base import ParsedCall, Tool, ToolFailure, ToolOutput, error_output, format_of
+from rlcore.environments.environment import MAX_FAILURES, EnvironmentClass, EnvironmentPool, episode_seeds
 from rlcore.environments.tool_output_template import make_tool_output_template, refuse_control_tokens, writes_tools
 from rlcore.errors import ConfigError, ModelError, SamplingError
 from rlcore.sampling.base import Sampler, SamplingParams

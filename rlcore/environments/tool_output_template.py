@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.environments.call_formats import CallFormat
+from rlcore.environments.base import CallFormat
 from rlcore.errors import ConfigError, ModelError
 from rlcore.text.chat_template import TEMPLATE_FIX, render_turns, template_pieces
 from rlcore.text.text_parts import Ids, Part

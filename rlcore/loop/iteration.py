@@ -15,8 +15,6 @@ from rlcore.checks.health import HealthMonitor
 from rlcore.checks.settings import require_disjoint
 from rlcore.components import Components
 from rlcore.errors import ConfigError, LearnerLostError, NonFiniteError
-from rlcore.loop.checkpoints import Checkpoints
-from rlcore.loop.history import History
 from rlcore.loop.prefetch import RolloutPrefetcher, mean_staleness
 from rlcore.loop.prompt_schedule import SampledGroups, schedule_of
 from rlcore.loop.recorder import LogRecorder, Recorder
@@ -29,7 +27,17 @@ from rlcore.loop.rollouts import (
     record_group_signals,
     replacement_metrics,
 )
-from rlcore.loop.run import START, Run, TrainResult, check_run_health, counted, restore_last_healthy, timed
+from rlcore.loop.run import (
+    START,
+    Checkpoints,
+    History,
+    Run,
+    TrainResult,
+    check_run_health,
+    counted,
+    restore_last_healthy,
+    timed,
+)
 from rlcore.loop.update import update_policy
 from rlcore.loop.weight_sync import calibrate_engines, calibration_messages, sync_when_idle
 from rlcore.sampling.base import sleep_engine, take_metrics

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlcore.checks.audit.discrepancy import Discrepancy
+from rlcore.checks.audit import Discrepancy
 from rlcore.checks.audit.learner_state import rollout_seed
 from rlcore.sampling.base import replicas_of
 from rlcore.sampling.native import NativeSampler
@@ -165,10 +165,8 @@ def unselected_rollouts(
 
 def _discrepancy(test: SamplingTest, level: float) -> Discrepancy:
     return Discrepancy(
-        summary=(
-            "tokens are not sampled from the log-probabilities that the engine reports: "
-            f"{test.best_bet} ({test.num_tokens} tokens, false alarm rate 1 in {1 / level:.0f} runs)"
-        ),
+        "tokens are not sampled from the log-probabilities that the engine reports: "
+        f"{test.best_bet} ({test.num_tokens} tokens, false alarm rate 1 in {1 / level:.0f} runs)",
         fix="check the engine's logit processors: temperature, top-k, banned tokens",
     )
 

@@ -16,10 +16,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rlcore.agents.desk import Desk
-from rlcore.agents.gateway import Gateway, Limits, Session
-from rlcore.agents.requests import read_chat
-from rlcore.agents.responses import Stored, read_responses
+from rlcore.agents.gateway import Desk, Gateway
+from rlcore.agents.requests import Stored, read_chat, read_responses
+from rlcore.agents.session import Limits, Session
 from rlcore.openai_api.requests import Fields, read_json
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.scripted import ScriptedSampler

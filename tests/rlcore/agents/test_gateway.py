@@ -12,11 +12,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.agents.desk import Desk, Made, Ticket
-from rlcore.agents.gateway import Gateway, Limits
+from rlcore.agents.gateway import Desk, Gateway
 from rlcore.agents.history import Placement
 from rlcore.agents.requests import Request, read_chat
-from rlcore.agents.session import Asked, Session
+from rlcore.agents.session import Asked, Limits, Made, Session, Ticket
 from rlcore.checks.canaries import mask_canary
 from rlcore.errors import SamplingError
 from rlcore.models.policy import score_sequences
@@ -446,8 +445,8 @@ def test_a_request_waits_a_moment_for_agents_that_are_about_to_ask(prompts: list
 
 
 def test_nobody_is_waited_for_if_all_agents_wait(prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcore.agents.desk.GRACE_SECONDS", 2 * LONG)
-    monkeypatch.setattr("rlcore.agents.desk.MAX_GRACE_SECONDS", 2 * LONG)
+    monkeypatch.setattr("rlcore.agents.gateway.GRACE_SECONDS", 2 * LONG)
+    monkeypatch.setattr("rlcore.agents.gateway.MAX_GRACE_SECONDS", 2 * LONG)
     desk = Desk(lambda: 2)
     desk.put([ticket(prompts[0], [], owner="a"), ticket(prompts[0], [], owner="b")])
     begun = time.monotonic()

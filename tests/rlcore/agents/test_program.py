@@ -21,8 +21,7 @@ import pytest
 
 from rlcore.agents import program as programs
 from rlcore.agents.gateway import Gateway
-from rlcore.agents.processes import KEPT_BYTES, Agents, Ended
-from rlcore.agents.program import Program, open_program, task_of
+from rlcore.agents.program import KEPT_BYTES, Agents, Ended, Program, open_program, task_of
 from rlcore.config import AgentConfig
 from rlcore.errors import DataError, SandboxError
 from rlcore.text.tokenization import ChatTokenizer
@@ -248,7 +247,7 @@ def test_a_temporary_folder_with_too_long_a_path_is_refused_with_a_fix(
 
 
 RUN = """
-from rlcore.agents.processes import Agents
+from rlcore.agents.program import Agents
 from rlcore.agents.program import open_program
 from rlcore.config import AgentConfig
 from tests.rlcore.agents.programs import PROMPT

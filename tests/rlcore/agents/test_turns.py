@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from rlcore.agents import gateway as gateways
 from rlcore.agents import history, session
 from rlcore.agents.gateway import Gateway
-from rlcore.agents.rendering import PromptRenderer
+from rlcore.agents.rendering import PromptRenderer, ReplyReader, as_seen, first_stop
 from rlcore.agents.requests import Turn
 from rlcore.agents.session import Limits
-from rlcore.agents.turns import ReplyReader, as_seen, first_stop
-from rlcore.environments.call_formats import FORMATS
+from rlcore.environments.base import FORMATS
 from rlcore.sampling.base import SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
@@ -356,7 +355,7 @@ def test_a_stop_string_after_many_broken_characters_is_found_at_once(
 
 
 def test_a_prompt_of_many_short_messages_is_written_at_once(tokenizer: ChatTokenizer) -> None:
-    renderer = PromptRenderer.of(tokenizer, max_tokens=10**7)
+    renderer = PromptRenderer(tokenizer=tokenizer, max_tokens=10**7)
     turns = [Turn(role="user", content=f"{number} {'x' * 100}") for number in range(8_000)]
     with within_seconds():
         renderer.root(turns, "")

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.environments.base import CLOSING, OPENING, ParsedCall, ToolOutput, parse_call
+from rlcore.environments.base import CLOSING, FORMATS, OPENING, ParsedCall, ToolOutput, format_of, parse_call
 from rlcore.environments.calculator import CalculatorTool
-from rlcore.environments.call_formats import FORMATS, format_of
 from rlcore.environments.episodes import text_argument, tool_schema
 from rlcore.environments.tool_output_template import make_tool_output_template, refuse_control_tokens, writes_tools
 from rlcore.errors import ConfigError, ModelError

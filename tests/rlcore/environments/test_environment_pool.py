@@ -19,8 +19,14 @@ import psutil
 import pytest
 
 from rlcore.environments.base import CallError, ParsedCall, ToolFailure, ToolOutput
-from rlcore.environments.environment import import_environment, wrap_environment
-from rlcore.environments.environment_pool import MAX_CHARACTERS, MIN_FAILURES, EnvironmentPool, episode_seeds
+from rlcore.environments.environment import (
+    MAX_CHARACTERS,
+    MIN_FAILURES,
+    EnvironmentPool,
+    episode_seeds,
+    import_environment,
+    wrap_environment,
+)
 from rlcore.errors import ConfigError
 from rlcore.types import Message, Prompt
 from tests.http_servers import free_port, until_it_listens

@@ -18,8 +18,8 @@ from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import AuditConfig, CheckpointConfig, HealthConfig, KlConfig, LimitConfig, RewardTerm, SamplingConfig
 from rlcore.errors import CanaryError, ConfigError, NonFiniteError, RewardError, StaleSamplerError, TrainingError
 from rlcore.loop import Components, HeldOut, finish, iterate, open_run, train, update
-from rlcore.loop.history import History
 from rlcore.loop.prompt_schedule import schedule_of
+from rlcore.loop.run import History
 from rlcore.loop.update import SAMPLES, SKIPPED, mean_kl, measured_update, save_skipped_batch
 from rlcore.loop.weight_sync import lower_precision
 from rlcore.metrics import check_names

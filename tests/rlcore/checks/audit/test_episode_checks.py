@@ -11,8 +11,7 @@ import torch
 
 from rlcore.agents.sampler import AgentSampler
 from rlcore.checks.audit.comparison import rollout_error, sample_errors
-from rlcore.checks.audit.episode_checks import choose_episodes
-from rlcore.checks.audit.prompt_checks import group_errors
+from rlcore.checks.audit.prompt_checks import choose_episodes, group_errors
 from rlcore.config import AuditConfig, CheckpointConfig, HealthConfig, KlConfig, SamplingConfig, UpdateConfig
 from rlcore.errors import CanaryError
 from rlcore.loop import Components, train, update
