@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.checks.canaries import EngineCalibration, ExpectedWeights, calibrate_engine, sample_probes, sync_canary
+from rlcore.checks.canaries.sync import EngineCalibration, ExpectedWeights, calibrate_engine, sample_probes, sync_canary
 from rlcore.config import LoraConfig
 from rlcore.hardware.precision import set_compute_dtype
 from rlcore.models.lora import AdaptedModel, MergedState, add_lora

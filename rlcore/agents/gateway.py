@@ -57,7 +57,6 @@ class Desk:
         self.num_calls = self.num_requests = 0
 
     def put(self, tickets: Sequence[Ticket]) -> None:
-        """Add requests."""
         with self._changed:
             self._waiting.extend(tickets)
             self._changed.notify_all()
@@ -73,7 +72,6 @@ class Desk:
 
     @property
     def num_waiting(self) -> int:
-        """Number of waiting requests."""
         return len(self._waiting)
 
     def take(self, timeout_seconds: float) -> list[Ticket]:
@@ -95,9 +93,6 @@ class Desk:
         """Sample the completions and finish the tickets. Each completion is cut at its own limit.
 
         An engine may refuse a prompt for which the largest limit of all leaves no room; it is then sampled again.
-
-        Raises:
-            SamplingError: The engine is broken, or did not read the tokens of a request.
         """
         pending = list(tickets)
         while pending:
@@ -186,16 +181,15 @@ class Gateway:
     @property
     def statistics(self) -> Mapping[str, float]:
         """Counts since the start, and the seconds that the gateway itself needed."""
-        names = ("calls", "forks", "retries", "late_calls", "unparsed_calls", "cut_answers", "refused", "undelivered")
+        names = ("calls", "retries", "late_calls", "unparsed_calls", "cut_answers", "refused", "unknown_keys")
         return {
-            **{name: float(self._statistics[name]) for name in (*names, "unknown_keys")},
+            **{name: float(self._statistics[name]) for name in names},
             "engine_calls": float(self._desk.num_calls),
             "requests": float(self._desk.num_requests),
             "overhead_seconds": self._overhead_seconds,
         }
 
     def open(self, prompt: Prompt, *, place: int, sample: int) -> Session:
-        """Open the session of an episode."""
         session = Session(prompt, self._shared, place=place, sample=sample)
         with self._lock:
             self._sessions[session.key] = session
@@ -299,7 +293,6 @@ class Gateway:
         return reply
 
     async def _ask(self, body: bytes, session: Session, kind: Kind, *, retry_count: str) -> Asked:
-        """Put a request on the desk, unless it repeats another."""
         digest = hashlib.sha256(kind.encode() + body).hexdigest()
         run = asyncio.get_running_loop().run_in_executor
         async with session.turn:
@@ -327,7 +320,6 @@ class Gateway:
             session.forget(asked)
 
     def _reply(self, session: Session, asked: Asked) -> Response:
-        """Return the reply; a repeated request gets the same."""
         if asked.reply is None:
             body, events = session.written(asked)
             is_stream = asked.placement.request.options.stream

@@ -60,17 +60,14 @@ class Placement:
 
     @property
     def parent(self) -> Node | None:
-        """Answer that the request continues."""
         return self.path[-1] if self.path else None
 
     @property
     def root_ids(self) -> Ids:
-        """Prompt of the root."""
         return self.path[0].placement.added if self.path else self.added
 
     @property
     def prompt_ids(self) -> Ids:
-        """All tokens that the policy reads."""
         ids: list[int] = []
         for node in self.path:
             ids += (*node.placement.added, *node.rollout.completion_ids)
@@ -98,17 +95,14 @@ class Node:
 
     @property
     def path(self) -> tuple[Node, ...]:
-        """Answers from the root to this one."""
         return (*self.placement.path, self)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """Conversation with the answer."""
         return (*self.placement.request.turns, self.turn)
 
     @property
     def digests(self) -> Sequence[str]:
-        """Digests of the placement, and of the conversation with the answer."""
         return (*self.placement.digests, _next_digest(self.placement.digests[-1], _canonical(self.turn, {})))
 
 
@@ -131,15 +125,12 @@ class CallTree:
         return self._placed(request, digests, parent)
 
     def hold(self, placement: Placement) -> None:
-        """Remember a request, which later ones are compared with."""
         self._placements.append(placement)
 
     def remove(self, placement: Placement) -> None:
-        """Forget a request that was not answered."""
         self._placements.remove(placement)
 
     def add(self, node: Node) -> None:
-        """Add an answer, which later requests may continue."""
         self._nodes[node.digests[-1]] = node
 
     def _placed(self, request: Request, digests: Sequence[str], parent: Node | None) -> Placement:
@@ -165,7 +156,6 @@ class CallTree:
         return self._renderer.tokenizer.end_of_turn if node.rollout.finish_reason == "stop" else None
 
     def _why(self, request: Request, digests: Sequence[str], parent: Node | None) -> str:
-        """Return the reason why a request is not the next of a single conversation, or ""."""
         others = [each for each in self._placements if each.parent is parent]
         if not others:
             return ""

@@ -60,7 +60,6 @@ class Program:
 
     @property
     def socket(self) -> Path | None:
-        """Path at which a gateway listens for agents in sandboxes."""
         return self.room / "gateway" / warden.SOCKET if self.config.sandbox else None
 
     @contextmanager
@@ -258,7 +257,6 @@ class Agents:
                 self._running.remove(agent)
 
     def end(self) -> None:
-        """End all agents; their ``run`` returns."""
         with self._lock:
             self._is_over = True
             for agent in self._running:
@@ -282,7 +280,6 @@ class _Agent:
             )
 
     def end(self, reason: str) -> None:
-        """Let the warden kill everything; may be called twice, and from other threads."""
         self._reason = self._reason or reason
         self._process.send_signal(signal.SIGCONT)  # the agent may have stopped it
         with suppress(OSError):  # it has ended
@@ -345,7 +342,6 @@ def _described(code: int) -> str:
 
 
 def _ready(descriptors: set[int], seconds: float) -> set[int]:
-    """Return the descriptors that can be read or are closed, at the latest after ``seconds``."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)

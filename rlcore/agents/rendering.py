@@ -58,7 +58,6 @@ class PromptRenderer:
 
     @cached_property
     def form(self) -> CallFormat:
-        """Format of calls in the chat template."""
         return format_of(str(self.tokenizer.hf_tokenizer.get_chat_template()))
 
     def root(self, turns: Sequence[Turn], tools: str) -> tuple[Ids, str]:
@@ -182,7 +181,6 @@ class PromptRenderer:
 
     @cached_property
     def _end(self) -> str:
-        """Text of the token that ends an assistant's turn in the template."""
         end, tokenizer = self.tokenizer.turn.end, self.tokenizer
         spelled = [tokenizer.spell([number]) for number in tokenizer.eos_ids]
         return max((each for each in spelled if each and end.endswith(each)), key=len, default=end)
@@ -255,10 +253,8 @@ class ReplyReader:
     def read(self, text: str, spelled: str, *, prompt: str, tools: str, seed: str) -> tuple[Turn, bool]:
         """Return a turn, and True if a call in it is malformed; such a turn is all content.
 
-        A call that the gateway would refuse in a request is malformed: agents can send back every turn.
-
-        ``spelled``: the text with its control tokens, which may mark calls. ``prompt``: end of the prompt, likewise.
-        ``tools``: JSON list of the tools that may be called, or "". ``seed``: distinguishes the ids of calls.
+        A call that the gateway would refuse in a request is malformed: agents can send back every turn. ``spelled`` and
+        ``prompt``: the text, and the end of the prompt, with control tokens. ``tools``: those that may be called.
         """
         thought, content = split_thought(self.prefill + text)
         plain = Turn(role="assistant", content=content, thought=thought)
@@ -333,6 +329,5 @@ def as_seen(made: Rollout, stops: Sequence[str], tokenizer: ChatTokenizer) -> Ro
 
 
 def cut_to(made: Rollout, length: int) -> Rollout:
-    """Return the first tokens of a completion."""
     names = ("completion_ids", "sampler_logprobs", "loss_mask")
     return replace(made, **{name: getattr(made, name)[:length] for name in names})

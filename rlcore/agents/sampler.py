@@ -54,19 +54,15 @@ class AgentSampler:
 
     @property
     def policy_version(self) -> int:
-        """Version of the weights that the engine serves."""
         return self._engine.policy_version
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        """Load the weights into the engine."""
         self._engine.load_weights(state, policy_version=policy_version)
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
-        """Return the engine's log-probability of each completion token, including messages that the agent sent."""
         return self._engine.logprobs(prompt_ids, completion_ids, temperature=temperature)
 
     def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str] | None:
-        """Return the parts in which the engine differs."""
         return self._engine.differing_parts(state)
 
     def take_metrics(self) -> dict[str, float]:
@@ -131,7 +127,6 @@ class AgentSampler:
     def _run(
         self, gateway: Gateway, play: Callable[[Agents, int, int], Episode], keys: Sequence[tuple[int, int]]
     ) -> list[Episode]:
-        """Play all episodes in threads, while this thread answers their calls."""
         agents, threads = Agents(), ThreadPoolExecutor(self._config.max_concurrent, thread_name_prefix="agent")
         try:
             futures = [threads.submit(play, agents, i, j) for i, j in keys]
@@ -188,7 +183,6 @@ def rollout_of(episode: Episode, config: AgentConfig) -> Rollout | FailedRollout
 
 
 def agent_metrics(counts: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of a batch of episodes from its sums."""
     episodes, calls = counts["episodes"], max(1, counts["calls"])
     return {
         "agents/calls": counts["calls"] / episodes,
@@ -213,5 +207,4 @@ def _main_alone(rollout: Rollout) -> Rollout:
 
 
 def _error(futures: Sequence[Future[Episode]]) -> BaseException | None:
-    """Return the error of an episode that could not be played, which ends the batch."""
     return next((error for each in futures if each.done() and (error := each.exception())), None)

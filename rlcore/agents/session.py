@@ -130,11 +130,9 @@ class Asked:
 
     @property
     def is_answered(self) -> bool:
-        """True if it has all answers or an error."""
         return self.error is not None or len(self.answers) == len(self.numbers)
 
     def fail(self, error: ApiError) -> None:
-        """Set the error, unless it is answered."""
         if not self.is_answered:
             self.error = error
             self.wake(self.done.set)
@@ -142,8 +140,6 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Shared:
-    """Parts of a gateway that its sessions share."""
-
     renderer: PromptRenderer
     reader: ReplyReader
     limits: Limits
@@ -233,7 +229,6 @@ class Session:
         )
 
     def forget(self, asked: Asked) -> None:
-        """Forget a request that left the desk before the engine had begun it."""
         self.asked.remove(asked)
         self._tree.remove(asked.placement)
         self._num_calls -= len(asked.numbers)
@@ -241,7 +236,6 @@ class Session:
             self._draws[asked.prompt] -= len(asked.numbers)  # else a later request has the next draws already
 
     def _finish(self, asked: Asked, number: int, made: Made) -> None:
-        """Record an answer of the engine, in the engine's thread."""
         with self._shared.lock:
             if self.is_closed:
                 return
@@ -278,8 +272,8 @@ class Session:
             finish_reason=made.finish_reason,
         )
         self._is_cut = False
-        counts = {"calls": 1, "forks": bool(fork), "unparsed_calls": is_unparsed}
-        shared.statistics.update(counts | {"cut_answers": made.finish_reason == "length"})
+        is_cut = made.finish_reason == "length"
+        shared.statistics.update({"calls": 1, "unparsed_calls": is_unparsed, "cut_answers": is_cut})
         return Piece(
             index=number - order,
             text=turn.content,
@@ -331,7 +325,6 @@ class Session:
         self._reward = float(reward)
 
     def add_refusal(self, message: str) -> None:
-        """Record an error that the agent gets."""
         if len(self._refused) < _MAX_REFUSALS:
             self._refused.append(message)
 
@@ -345,10 +338,8 @@ class Session:
             raise ApiError(409, "the episode is over", code="episode_over")
 
     def seal(self) -> Record:
-        """End the episode and return its record."""
         self.is_closed = True
         numbers = sorted(self._delivered)
-        self._shared.statistics["undelivered"] += len(self._nodes) - len(numbers)
         try:
             rollout = self._rollout(numbers)
         except Exception as error:  # noqa: BLE001 - the failure of this episode alone

@@ -64,7 +64,6 @@ class Tool(Protocol):
 
     def __call__(self, arguments: Sequence[str]) -> list[ToolOutput | ToolFailure]:
         """Return one answer per argument, in order."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +96,6 @@ def parse_call(turn: str) -> ParsedCall | None:
 
 
 def error_output(what: str) -> ToolOutput:
-    """Return an error message for the policy."""
     return ToolOutput(text=f"error: {what}", is_error=True)
 
 
@@ -164,7 +162,6 @@ class CallFormat:
 
     @property
     def is_of_model(self) -> bool:
-        """True for a model's format, False for rlcore's."""
         return bool(self.mark)
 
     def calls(self, text: str) -> tuple[str, list[ParsedCall]]:

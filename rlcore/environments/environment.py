@@ -67,7 +67,6 @@ class EnvironmentClass:
     has_reward: bool
 
     def parameters_of(self, tool: str) -> Schema:
-        """Return the JSON schema of a tool's arguments, an object."""
         found: Schema = self.schemas[tool]["function"]["parameters"]
         return found
 
@@ -105,7 +104,7 @@ def wrap_environment(
         raise ConfigError(
             f"{name!r} cannot be constructed with these options: {error}",
             where=where,
-            fix=f"its signature is {class_signature(found)}",
+            fix=f"its signature is {found.__name__}{inspect.signature(found)}",
         ) from error
     if callable(described := getattr(found, "tool_schemas", None)):
         schemas = _declared(described, options, name=name, where=where)
@@ -120,11 +119,6 @@ def wrap_environment(
         takes_rng="rng" in inspect.signature(reset).parameters,
         has_reward=callable(getattr(found, "get_reward", None)),
     )
-
-
-def class_signature(found: type) -> str:
-    """Return the signature of a class's constructor, for an error message."""
-    return f"{found.__name__}{inspect.signature(found)}"
 
 
 def _declared(described: Callable[..., Any], options: Mapping[str, Any], *, name: str, where: str) -> dict[str, Schema]:
@@ -210,7 +204,6 @@ class EnvironmentPool:
         return found
 
     def answer(self, calls: Mapping[_Key, ParsedCall]) -> dict[_Key, ToolOutput | ToolFailure]:
-        """Return the tool outputs of the calls, all of which name a tool of the environment."""
         answers: dict[_Key, ToolOutput | ToolFailure] = {}
         for tool in self._kind.schemas:
             bound: dict[_Key, Callable[[], Any]] = {}
@@ -293,7 +286,6 @@ class EnvironmentPool:
         return ToolFailure(reason=f"{self._name(method)} raised {type(error).__name__}: {shown(error)}{location}")
 
     def _finished(self, waiting: Mapping[_Key, Awaitable[Any]], method: str) -> dict[_Key, Any]:
-        """Await all results concurrently in the loop of this batch."""
         future = asyncio.run_coroutine_threadsafe(self._gather(list(waiting.values())), self._running_loop())
         late = CallTimeoutError(f"{self._name(method)} timed out after {self._seconds:g} s", fix=_LATE)
         try:
@@ -327,7 +319,6 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 def _given(result: Any) -> Any:
-    """Return a result of asyncio, or raise its exception."""
     if isinstance(result, BaseException):
         raise result
     return result

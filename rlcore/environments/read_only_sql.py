@@ -85,12 +85,10 @@ class ReadOnlyDatabase:
         return "\n".join([*shown, MORE] if len(rows) > len(shown) else shown) or "no rows"
 
     def close(self) -> None:
-        """Close the database, which deletes its file."""
         self._connection.close()
 
 
 def _opened(tables: Mapping[str, Table]) -> sqlite3.Connection:
-    """Return a read-only connection to an unlinked file."""
     made = sqlite3.connect(":memory:")
     for name, (columns, rows) in tables.items():
         made.execute(f'CREATE TABLE "{name}" ({", ".join(columns)})')

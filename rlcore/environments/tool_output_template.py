@@ -97,7 +97,6 @@ def refuse_control_tokens(tokenizer: ChatTokenizer, declared: str) -> None:
 
 
 def _rendered(tokenizer: ChatTokenizer, output: str, tools: str) -> str:
-    """Return a conversation with one call and its output."""
     call = {"id": _CALL_ID, "type": "function", "function": {"name": _NAME, "arguments": {}}}
     turns: list[dict[str, Any]] = [
         {"role": "user", "content": "?"},

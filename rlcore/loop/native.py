@@ -122,7 +122,6 @@ def _identity(start: Path, config: RlConfig, prompts: Sequence[Prompt], *, seed:
 
 
 def _lines(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each setting as its dotted key and its value."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _lines(value, f"{prefix}{name}.")

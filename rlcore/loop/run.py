@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlcore.checks.audit.audit import Audit
-from rlcore.checks.canaries import EngineCalibration
+from rlcore.checks.canaries.sync import EngineCalibration
 from rlcore.checks.causes import explained
 from rlcore.checks.health import HealthFinding, HealthMonitor, HealthReport
 from rlcore.components import Components
@@ -112,12 +112,10 @@ class Run:
 
 
 def unreported(report: HealthReport, known: Sequence[Mapping[str, Any]]) -> list[HealthFinding]:
-    """Return the findings of a report that are not recorded yet."""
     return [finding for finding in report.findings if not any(_same(finding, each) for each in known)]
 
 
 def to_record(finding: HealthFinding, iteration: int) -> dict[str, Any]:
-    """Return a finding as JSON values, with the iteration of its report."""
     return {"iteration": iteration, **asdict(finding)}
 
 
@@ -201,7 +199,6 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 @contextmanager
 def counted(seconds: dict[str, float], name: str) -> Iterator[None]:
-    """Add the wall seconds of a block under its name."""
     started = time.perf_counter()
     yield
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
@@ -218,12 +215,10 @@ class History(list[Row]):
         self._lines = AppendOnlyFile(folder / NAME)
 
     def append(self, row: Mapping[str, float]) -> None:
-        """Add the row of an iteration."""
         super().append({name: float(value) for name, value in row.items()} | {"iteration": int(row["iteration"])})
         self._lines.add(json.dumps(self[-1]))
 
     def has(self, metric: str) -> bool:
-        """Return True if any iteration has this metric."""
         return any(metric in row for row in self)
 
     def seal(self) -> dict[str, Seal]:
@@ -315,5 +310,4 @@ class Checkpoints:
         return state
 
     def close(self) -> None:
-        """Wait until the checkpoint is written."""
         self._learner.wait()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from rlcore.checks.canaries import (
+from rlcore.checks.canaries.sync import (
     EngineCalibration,
     ExpectedWeights,
     calibrate_engine,
@@ -32,11 +32,8 @@ from rlcore.types import Rollout
 def calibrate_engines(components: Components) -> tuple[list[EngineCalibration], list[Rollout]]:
     """Measure each engine while all of them hold the learner's first weights.
 
-    Returns:
-        A calibration per engine, and the completions that they sampled for the comparison.
-
-    Raises:
-        StaleSamplerError, CanaryError: An engine serves other weights than the learner's, or computes differently.
+    Return a calibration per engine, and the completions that they sampled for the comparison. Raise as
+    :func:`verify_sync`.
     """
     expected, calibrations, samples = _expected_weights(components), list[EngineCalibration](), list[Rollout]()
     for engine in replicas_of(components.engine):  # each holds its own weights
@@ -47,7 +44,6 @@ def calibrate_engines(components: Components) -> tuple[list[EngineCalibration], 
 
 
 def calibration_messages(calibrations: Sequence[EngineCalibration]) -> list[str]:
-    """Return log messages on the comparison before the first update."""
     largest = max(calibration.noise.mean for calibration in calibrations)
     messages = [f"weight sync verified mean_log_odds_diff={largest:.2g}"]
     if unverified := sorted(set().union(*(calibration.unverified for calibration in calibrations))):
@@ -56,14 +52,9 @@ def calibration_messages(calibrations: Sequence[EngineCalibration]) -> list[str]
 
 
 def sync_when_idle(run: Run) -> dict[str, float]:
-    """Sync the weights of a run whose engine is idle.
+    """Sync the weights of a run whose engine is idle, and raise as :func:`verify_sync`.
 
-    Returns:
-        Metrics ``sync/...`` of the probes if the run prefetches. Else they are those of the rollouts.
-
-    Raises:
-        SamplingError: The engine rejects the weights.
-        StaleSamplerError, CanaryError: It serves other weights than the learner's, or computes differently.
+    Return metrics ``sync/...`` of the probes if the run prefetches; else they are those of the rollouts.
     """
     components, version = run.components, run.components.learner.policy_version
     prefetches = components.config.sampling.staleness > 0
@@ -79,8 +70,7 @@ def verify_sync(
 ) -> dict[str, float]:
     """Verify that every engine serves the learner's weights; ``by_probes``: and computes what the learner does.
 
-    Returns:
-        Metrics ``sync/...`` of the probes, the maximum over all engines.
+    Return metrics ``sync/...`` of the probes, the maximum over all engines.
 
     Raises:
         StaleSamplerError, CanaryError: An engine serves other weights, or computes differently.
@@ -97,13 +87,7 @@ def verify_sync(
 def verify_rollouts(run: Run, rollouts: Sequence[Rollout], stats: UpdateStats) -> dict[str, float]:
     """Verify that the engines sampled an iteration's rollouts with the learner's weights before its update, ``stats``.
 
-    Nothing is verified if the run prefetches.
-
-    Returns:
-        Metrics ``sync/...``, the maximum over all engines.
-
-    Raises:
-        StaleSamplerError, CanaryError: The rollouts have another policy version, or other log-probabilities.
+    Return metrics ``sync/...``, the maximum over all engines. Nothing is verified if the run prefetches.
     """
     components, version = run.components, stats.policy_version - 1
     if components.config.sampling.staleness:
@@ -166,7 +150,6 @@ def _dtype(components: Components) -> torch.dtype:
 
 
 def lower_precision(engine: torch.dtype, learner: torch.dtype) -> torch.dtype:
-    """Return the lower of both precisions, which limits their agreement."""
     return max(engine, learner, key=lambda dtype: torch.finfo(dtype).eps)
 
 

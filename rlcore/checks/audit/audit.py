@@ -18,7 +18,7 @@ from rlcore.checks.audit import Discrepancy, comparison, learner_state, prompt_c
 from rlcore.checks.audit.draws import CompletionIndex, DrawAudit
 from rlcore.checks.audit.prompt_checks import choose_episodes, is_agents
 from rlcore.checks.audit.reward_terms import Answers, EvaluationAudit, RewardAudit, known_prompts
-from rlcore.checks.canaries import known_answers_canary
+from rlcore.checks.canaries.rewards import known_answers_canary
 from rlcore.errors import CanaryError, CheckpointError, NonFiniteError
 from rlcore.models.integrity import digest_of_prompts
 from rlcore.seeding import derive_seed
@@ -59,7 +59,6 @@ class Audit:
 
     @property
     def is_on(self) -> bool:
-        """True if anything is audited."""
         return self._config.action != "off"
 
     def metrics(self) -> dict[str, float]:
@@ -74,11 +73,9 @@ class Audit:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the audit since the process started."""
         return self._budget.seconds
 
     def state(self) -> dict[str, Any]:
-        """Return the JSON state for a checkpoint."""
         return {
             "sampling": self._draws.state(),
             "ref_logprobs": self._ref_logprobs,
@@ -288,7 +285,6 @@ class Audit:
             self._log_once(str(error))
 
     def _log_once(self, text: str) -> None:
-        """Log a message, unless one of its kind was logged before."""
         kind = text.partition(":")[2][:60]
         if kind not in self._logged:
             self._logged.add(kind)
@@ -305,12 +301,10 @@ class TimeBudget:
 
     @property
     def fraction(self) -> float:
-        """Seconds of the audit as a fraction of those of the run."""
         return self.seconds / max(self._clock() - self._began, 1e-9)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Add the seconds of a block."""
         started = self._clock()
         try:
             yield
@@ -318,7 +312,6 @@ class TimeBudget:
             self.seconds += self._clock() - started
 
     def begin(self) -> None:
-        """Begin an iteration."""
         self._before = self.seconds
 
     def end(self) -> None:

@@ -40,7 +40,6 @@ _ROUNDED = 0.1  # of the standard deviation of a reward model's scores: rounding
 
 
 def known_prompts(reward: WeightedReward, prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return prompts for which right and wrong answers of a reward term are known."""
     found = [
         prompt
         for term in reward.terms
@@ -114,7 +113,6 @@ class RewardAudit:
 
 
 def _recorded(score: Score, term: WeightedTerm) -> float | None:
-    """Return the term's recorded value, or None if the rollout was not scored."""
     return score.terms.get(term.reward.name) if score.value is not None else None
 
 
@@ -133,7 +131,6 @@ def _alike(reward: RewardFn, one: float | None, other: float) -> bool:
 
 
 def _total_error(score: Score, terms: Sequence[WeightedTerm], found: dict[str, Score]) -> tuple[str, str, str] | None:
-    """Return an error if the weighted sum and gates do not give the recorded total."""
     if score.value is None:
         return None
     values = {name: each.value for name, each in found.items()}

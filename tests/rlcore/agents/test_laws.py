@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from rlcore.agents.gateway import Desk, Gateway
 from rlcore.agents.requests import read_chat
 from rlcore.agents.session import Asked, Limits, Session
-from rlcore.checks.canaries import mask_canary
+from rlcore.checks.canaries.masks import mask_canary
 from rlcore.openai_api.errors import ApiError
 from rlcore.sampling.base import SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
