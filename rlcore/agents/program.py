@@ -22,12 +22,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from rlcore.agents import call, warden
+from rlcore.agents import warden
 from rlcore.config import AgentConfig
 from rlcore.errors import DataError, SandboxError, shown
 from rlcore.sandbox.selftest import FIX
 from rlcore.types import Prompt
 
+TASK_FILE = "task.json"  # of the working folder, as in the environment variable RLCORE_TASK
 _MOST_BYTES = 100_000  # of one environment variable; the kernel refuses more than 128 KiB
 MAX_FILES, MAX_FILE_BYTES = 20_000, 512 << 20  # that each episode copies
 _FILTERED = (
@@ -74,36 +75,34 @@ class Program:
             for file in self.config.files:
                 _copy(file, folder)
             task = json.dumps(task_of(prompt, self.config.columns))
-            (folder / call.TASK_FILE).write_text(task, encoding="utf-8")
+            (folder / TASK_FILE).write_text(task, encoding="utf-8")
             yield folder
         finally:
             _remove(folder)
 
     def command(self, folder: Path) -> list[str]:
         """Return the command of a warden that starts the agent, in a sandbox if there is one."""
-        own = list(self.config.command) or [sys.executable, "-P", call.__file__, self.config.function]
         parent = [sys.executable, "-I", "-S", "-B", warden.__file__]
         if not self.config.sandbox:
-            return [*parent, "plain", *own]
+            return [*parent, "plain", *self.config.command]
         files = [part for path in self.readable for part in ("--ro-bind-try", path, path)]
         files += ["--ro-bind", str(self.room / "gateway"), warden.GATEWAY, "--ro-bind", str(folder), warden.FILES]
         files += ["--size", str(_FOLDER_BYTES), "--tmpfs", str(folder), "--chdir", str(folder)]
         closed = ["--remount-ro", "/dev", "--remount-ro", "/", "--"]
-        return [str(shutil.which("bwrap")), *_FILTERED, *files, *closed, *parent, "box", *own]
+        return [str(shutil.which("bwrap")), *_FILTERED, *files, *closed, *parent, "box", *self.config.command]
 
     def environment(self, key: str, folder: Path, url: str) -> dict[str, str]:
         """Return the environment of an episode, which has nothing else of this process; ``url``: of the gateway.
 
         ``python`` is the interpreter that runs rlcore. A long task is only in the file ``task.json``.
         """
-        task = (folder / call.TASK_FILE).read_text(encoding="utf-8")
+        task = (folder / TASK_FILE).read_text(encoding="utf-8")
         path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
         libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-        modules = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} if self.config.function else {}
         url = f"http://127.0.0.1:{warden.PORT}/v1" if self.config.sandbox else url
         own = {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, "HOME": str(folder), "TMPDIR": str(folder)}
         given = {"RLCORE_TASK": task} if len(task) <= _MOST_BYTES else {}
-        return {"PATH": path, **_USUAL, **libraries, **modules, **self.config.env, **own, **given}
+        return {"PATH": path, **_USUAL, **libraries, **self.config.env, **own, **given}
 
 
 def task_of(prompt: Prompt, columns: tuple[str, ...]) -> Mapping[str, object]:
@@ -178,7 +177,7 @@ def _self_test(program: Program) -> None:
     if shutil.which("bwrap") is None:
         install = "as root: apt-get install bubblewrap (Fedora: dnf install bubblewrap)"
         raise SandboxError("bubblewrap is not installed, so agents cannot be isolated", fix=f"{install}; {_PLAIN}")
-    simple = replace(program, config=replace(program.config, command=("true",), function="", files=()))
+    simple = replace(program, config=replace(program.config, command=("true",), files=()))
     with simple.folder(Prompt(prompt_id="", messages=(), token_ids=(), reference="", task="")) as folder:
         ended = Agents().run(simple.command(folder), simple.environment("", folder, ""), folder, seconds=60.0)
     if ended.failure:
@@ -197,12 +196,9 @@ def _remove(folder: Path) -> None:
 
 
 def _readable(config: AgentConfig) -> tuple[str, ...]:
-    """Return the paths that a sandbox shows: programs, Python with its packages, the function's modules, named ones."""
+    """Return the paths that a sandbox shows: programs, Python with its packages, and named ones."""
     python = (sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parent))
-    folders = (Path(each) for each in sys.path if each and config.function)
-    found = (entry for folder in folders if folder.is_dir() for entry in folder.iterdir())
-    modules = (str(each) for each in found if each.suffix in (".py", ".so") or (each / "__init__.py").is_file())
-    own = (warden.__file__, call.__file__, *(word for word in config.command if Path(word).is_absolute()), *modules)
+    own = (warden.__file__, *(word for word in config.command if Path(word).is_absolute()))
     known = dict.fromkeys((*_SYSTEM, *python))
     new = (each for each in own if not any(Path(each).is_relative_to(folder) for folder in known))
     return (*known, *dict.fromkeys(new), *config.sandbox_read)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shutil
@@ -15,7 +14,6 @@ from rlcore.agents.program import files_below, open_program
 from rlcore.config import AgentConfig
 from rlcore.tasks.presets.run import collect_error
 from rlcore.tasks.steps.files import file_digest
-from rlcore.tasks.store.code_hash import source_digests
 
 
 def agent_errors(agent: AgentConfig, path: str) -> Iterator[str]:
@@ -24,10 +22,7 @@ def agent_errors(agent: AgentConfig, path: str) -> Iterator[str]:
         for number, file in enumerate(files):
             if not Path(file).exists():
                 yield f"{path}.{key}.{number} = {file!r}: no such file"
-    if agent.function:
-        yield from _function_errors(agent, path)
-    else:
-        yield from _command_errors(agent, path)
+    yield from _command_errors(agent, path)
     if sys.platform != "linux":
         yield f"{path}: processes of agents are ended by means of Linux; run it on Linux"
         return
@@ -36,7 +31,7 @@ def agent_errors(agent: AgentConfig, path: str) -> Iterator[str]:
 
 
 def agent_digests(agent: AgentConfig | None) -> list[tuple[str, str]]:
-    """Return names and digests of the files that an agent consists of: those it names, and its module's closure.
+    """Return names and digests of the files that an agent consists of.
 
     Raises:
         DataError: a file cannot be read.
@@ -44,8 +39,7 @@ def agent_digests(agent: AgentConfig | None) -> list[tuple[str, str]]:
     if agent is None:
         return []
     named = [word for word in agent.command if Path(word).is_absolute() and Path(word).is_file()]
-    modules = source_digests(agent.module) if agent.module else []
-    return [*modules, *(pair for file in (*agent.files, *named) for pair in _digests(Path(file)))]
+    return [pair for file in (*agent.files, *named) for pair in _digests(Path(file))]
 
 
 def _digests(path: Path) -> Iterator[tuple[str, str]]:
@@ -82,17 +76,3 @@ def _source(word: str, copied: Mapping[str, Path]) -> Path | None:
     """Return the file that a word of the command names in the working folder."""
     first, *rest = Path(word).parts or ("",)
     return Path(copied[first], *rest) if first in copied else None
-
-
-def _function_errors(agent: AgentConfig, path: str) -> Iterator[str]:
-    module, _, name = agent.function.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything, and end its script
-        yield (
-            f"{path}.function = {agent.function!r}: cannot be imported: {error}; name a function of a module in the "
-            "current folder or on PYTHONPATH"
-        )
-        return
-    if not callable(found):
-        yield f"{path}.function = {agent.function!r}: is not a function"
