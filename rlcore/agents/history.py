@@ -7,18 +7,16 @@ extended. Any other request becomes a root or a further child, and the reason is
                  └───── call 5        "message 4 (user) differs"
     call 3                            "another conversation"
 
-An answer that a stop string cut ends with the token that completes the string. A later request reads the recorded
-tokens, with the string, and then the template's end of the turn, which is not trained. The agent may append to the
-answer as it saw it. If it writes the answer differently, as with the stop string, the request is no continuation. After
-an answer that a limit cut, a request is a root: the policy did not choose to end there.
+An answer that a stop string cut ends with the token that completes the string. A later request reads these tokens, and
+then the template's end of the turn, which is not trained. If the agent writes the answer otherwise than it saw it, the
+request is no continuation. After an answer that a limit cut, a request is a root: the policy did not choose to end.
 
 Conversations are compared in a canonical form: arguments of calls as values, the assistant's messages without thoughts
 and surrounding whitespace, and each tool output with the position of its call instead of an id.
 
-As a rollout, an episode has branches. Each answer that no other continues ends a sample. The sample with the last
-answer is the episode; the others are its branches. An answer that several samples share is trained in the first of them
-only. Above, if call 4 was answered last, the episode is 1, 2, 4. In its branch 1, 2, 5 the first two are read, not
-trained.
+Each answer that no other continues ends a sample. The sample with the last answer is the episode; the others are its
+branches. An answer that several samples share is trained in the first of them only. Above, if call 4 was answered last,
+the episode is 1, 2, 4. In its branch 1, 2, 5 the first two are read, not trained.
 """
 
 from __future__ import annotations

@@ -77,8 +77,7 @@ class AgentSampler:
 
         Raises:
             SamplingError: Engine or gateway is broken, or over a tenth of the episodes failed.
-            SandboxError: The sandbox does not start.
-            DataError: A file of the agent does not exist, or a folder is too large.
+            SandboxError, DataError: As :func:`rlcore.agents.program.open_program`.
         """
         episodes = self.play(prompts, params, seed=seed, places=places)
         made = [[rollout_of(each, self._config) for each in group] for group in episodes]

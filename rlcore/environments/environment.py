@@ -5,12 +5,10 @@
         def guess(self, number: int) -> str: ...                     # a tool: its schema from hints and docstring
         def get_reward(self) -> float: ...                           # optional: the reward of the episode
 
-A preset names it as ``module:Class``. Methods may be ``async``. Every episode has its own instance. ``reset`` may take
-``rng``, a seeded ``random.Random``. In ``reset`` its numbers are equal for a whole group, which has one prompt; after
-that they differ by episode. An optional ``close`` is called at the end of an episode.
-
-A class that finds its tools at run time has a static method ``tool_schemas``, which takes the options and returns the
-schemas by name, as chat templates take them (:class:`rlcore.environments.mcp_server.McpServer`).
+Methods may be ``async``. Every episode has its own instance. ``reset`` may take ``rng``, a seeded ``random.Random``: in
+``reset`` its numbers are equal for a whole group, which has one prompt; after that they differ by episode. An optional
+``close`` ends an episode. A class that finds its tools at run time has a static method ``tool_schemas``, which takes
+the options and returns the schemas by name, as chat templates take them (``McpServer``).
 
 Errors of the policy are text for it (``CallError``, arguments that do not match). Errors of the environment, including
 timeouts, are a ``ToolFailure``, which fails the rollout. ``async`` methods wait concurrently; others run one after

@@ -3,10 +3,10 @@
     database = ReadOnlyDatabase({"stock": (("id", "price"), [(481, 57), (482, 12)])})
     database.answer("SELECT price FROM stock WHERE id=481")    # "57"
 
-The file is opened with ``mode=ro`` and has been unlinked: it cannot be written, and it disappears when closed. SQLite's
-authorizer allows a query to read the database's tables and to call deterministic functions. It refuses ATTACH, PRAGMA,
-writes, transactions, extensions and clocks. Work is limited in steps of SQLite's virtual machine, not in seconds, so
-that a query has the same answer on every machine and after every resume.
+The file is read-only and unlinked: it disappears when closed. SQLite's authorizer allows a query to read the database's
+tables and to call deterministic functions: no ATTACH, PRAGMA, writes, transactions, extensions and clocks. Work is
+limited in steps of SQLite's virtual machine, not in seconds, so that a query has the same answer on every machine and
+after every resume.
 """
 
 from __future__ import annotations

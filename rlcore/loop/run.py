@@ -41,7 +41,6 @@ class Run:
     Attributes:
         served_version: Version of the weights that the engine serves or loads next.
         findings: Findings of the health rules, each with its iteration.
-        stop: The stop by a health rule, or None.
         pending_audit_state: JSON state of the audit after the last iteration. Empty during an update, and if a
             checkpoint has it.
         protected_steps: Iterations whose checkpoints the health rules may restore.

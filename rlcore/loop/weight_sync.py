@@ -129,9 +129,8 @@ def prepare_weight_load(run: Run) -> Callable[[], None] | None:
 
 def _state(components: Components) -> Mapping[str, torch.Tensor]:
     """Return the learner's weights; a copy if the engine may load them after later updates."""
-    return (
-        components.learner.copy_weights() if components.config.sampling.staleness > 1 else components.learner.weights()
-    )
+    learner = components.learner
+    return learner.copy_weights() if components.config.sampling.staleness > 1 else learner.weights()
 
 
 def _expected_weights(components: Components) -> ExpectedWeights:

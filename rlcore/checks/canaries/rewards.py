@@ -42,10 +42,7 @@ def terms_canary(
 
     A verifier and a format reward score known answers in several orders. A custom function must not be an inverted
     verifier. Every other term, and functions, score ``samples``: values must be finite, and follow the order of the
-    samples. A judge is not called twice.
-
-    Returns:
-        A note on each term that could not be probed.
+    samples. A judge is not called twice. Return a note on each term that could not be probed.
 
     Raises:
         CanaryError: A term is wrong on a known answer, scores in another order, or returns a value that is not finite.
@@ -71,14 +68,7 @@ def terms_canary(
 
 
 def known_answers_canary(reward: WeightedReward, prompts: Sequence[Prompt], *, prefill: str = "") -> list[str]:
-    """Probe only terms with known answers, which is cheap enough for every checkpoint.
-
-    Returns:
-        A note on each verifier that could not be probed.
-
-    Raises:
-        CanaryError: A term is wrong on a known answer.
-    """
+    """Probe only terms with known answers, which is cheap enough for every checkpoint; as :func:`terms_canary`."""
     notes = []
     for term in _weighted(reward).terms:
         if probes := _probes_of(term.reward, [prompt for prompt in prompts if term.applies_to(prompt)], prefill):

@@ -6,8 +6,7 @@ Three checks, none of which replaces another:
 2. its weights, module by module, equal the learner's in the engine's precision, bit for bit. This finds a stale module
    after any step, except steps that vanish in rounding;
 3. the log-probabilities that it reports at the run's temperature equal the learner's, up to rounding. This finds wrong
-   computations with right weights. See ``agreement``. New completions are probes; rollouts of the newest weights cost
-   nothing, because the update scores them anyway.
+   computations with right weights. See ``agreement``.
 """
 
 from __future__ import annotations
