@@ -301,6 +301,7 @@ def _from_text(parsed: ParsedCall, declared: Sequence[Any]) -> object:
 
 
 def first_stop(text: str, stops: Sequence[str]) -> int | None:
+    """Return the position of the first stop string, or None."""
     return min((position for stop in stops if (position := text.find(stop)) >= 0), default=None)
 
 
@@ -329,5 +330,6 @@ def as_seen(made: Rollout, stops: Sequence[str], tokenizer: ChatTokenizer) -> Ro
 
 
 def cut_to(made: Rollout, length: int) -> Rollout:
+    """Return the first ``length`` tokens of a completion, with its text as it is."""
     names = ("completion_ids", "sampler_logprobs", "loss_mask")
     return replace(made, **{name: getattr(made, name)[:length] for name in names})

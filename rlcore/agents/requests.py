@@ -274,6 +274,7 @@ def _resolved(item: Fields, known: Mapping[str, Json]) -> Fields:
 
 
 def responses_body(request: Request, answer: Piece, num_prompt_tokens: int) -> dict[str, Any]:
+    """Return the body of the reply."""
     name = uuid4().hex
     fields, options, is_cut = request.fields, request.options, answer.finish == "length"
     return {
@@ -323,6 +324,7 @@ def _usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, Any]:
 
 
 def response_events(body: Json) -> Iterator[str]:
+    """Yield a response as the events of its stream."""
     numbers = count()
 
     def numbered(kind: str, **fields: Any) -> str:

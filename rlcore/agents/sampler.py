@@ -182,6 +182,7 @@ def rollout_of(episode: Episode, config: AgentConfig) -> Rollout | FailedRollout
 
 
 def agent_metrics(counts: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of a batch of episodes from its sums."""
     episodes, calls = counts["episodes"], max(1, counts["calls"])
     return {
         "agents/calls": counts["calls"] / episodes,

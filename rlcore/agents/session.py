@@ -140,6 +140,8 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Shared:
+    """Parts of a gateway that its sessions share."""
+
     renderer: PromptRenderer
     reader: ReplyReader
     limits: Limits

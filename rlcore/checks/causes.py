@@ -220,6 +220,7 @@ def explained(finding: HealthFinding, history: Sequence[Mapping[str, float]], rl
 
 
 def unchanged(learning_rate: float, *, took_steps: bool = True) -> str:
+    """Return the message on training that ended with the weights of its start."""
     if took_steps:
         why = f"its updates are smaller than the precision of the saved weights (learning_rate = {learning_rate:g})"
         fix = "raise learning_rate, or the number of steps"

@@ -88,10 +88,12 @@ class HealthReport:
 
 
 def raw(name: str) -> Reading:
+    """Read the metric unchanged."""
     return lambda history, index: history[index].get(name)
 
 
 def moving_average(name: str) -> Reading:
+    """Read the mean of the metric's last five values."""
     return lambda history, index: _mean_of_last(history, index, name) if name in history[index] else None
 
 
@@ -227,6 +229,7 @@ class HealthMonitor:
 
 
 def check_health(history: History, config: HealthConfig) -> HealthReport:
+    """Return the health report of a complete history."""
     return HealthMonitor(config).update(history)
 
 

@@ -96,6 +96,7 @@ def parse_call(turn: str) -> ParsedCall | None:
 
 
 def error_output(what: str) -> ToolOutput:
+    """Return an error message for the policy."""
     return ToolOutput(text=f"error: {what}", is_error=True)
 
 

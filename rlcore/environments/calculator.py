@@ -52,6 +52,7 @@ def calculate(expression: str) -> Fraction:
 
 
 def write_number(value: Fraction) -> str:
+    """Write an integer, a short exact decimal, or else a fraction in lowest terms."""
     if value.denominator == 1:
         return str(value.numerator)
     for num_decimals in range(1, MAX_DECIMALS + 1):

@@ -283,6 +283,7 @@ def tool_schema(tool: Tool) -> dict[str, Any]:
 
 
 def text_argument(call: ParsedCall) -> str | ToolOutput:
+    """Return the text argument of a call, or the error of the call."""
     if call.arguments is None:
         return call.argument
     text = call.arguments.get(ARGUMENT)
@@ -347,6 +348,7 @@ def open_episodes(
 def assign_rewards(
     environments: EnvironmentPool, groups: Sequence[Sequence[Rollout | FailedRollout]]
 ) -> list[list[Rollout | FailedRollout]]:
+    """Return the episodes with the environment's rewards."""
     keys = [(i, j) for i, group in enumerate(groups) for j, made in enumerate(group) if isinstance(made, Rollout)]
     rewards = environments.rewards(keys)
     return [[_with_reward(made, rewards.get((i, j))) for j, made in enumerate(group)] for i, group in enumerate(groups)]

@@ -21,6 +21,8 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Passage:
+    """Passage of a corpus."""
+
     passage_id: str
     text: str
 

@@ -207,6 +207,7 @@ def _order(count: int, seed: int, purpose: tuple[int | str, ...]) -> list[int]:
 
 
 def schedule_of(components: Components) -> PromptSchedule:
+    """Return the prompt schedule of a run before its first iteration."""
     config = components.config
     return PromptSchedule(
         components.prompts,

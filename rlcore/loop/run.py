@@ -111,10 +111,12 @@ class Run:
 
 
 def unreported(report: HealthReport, known: Sequence[Mapping[str, Any]]) -> list[HealthFinding]:
+    """Return the findings of a report that are not recorded yet."""
     return [finding for finding in report.findings if not any(_same(finding, each) for each in known)]
 
 
 def to_record(finding: HealthFinding, iteration: int) -> dict[str, Any]:
+    """Return a finding as JSON values, with the iteration of its report."""
     return {"iteration": iteration, **asdict(finding)}
 
 
@@ -198,6 +200,7 @@ def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
 
 @contextmanager
 def counted(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Add the wall seconds of a block under its name."""
     started = time.perf_counter()
     yield
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started

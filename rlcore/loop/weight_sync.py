@@ -44,6 +44,7 @@ def calibrate_engines(components: Components) -> tuple[list[EngineCalibration], 
 
 
 def calibration_messages(calibrations: Sequence[EngineCalibration]) -> list[str]:
+    """Return log messages on the comparison before the first update."""
     largest = max(calibration.noise.mean for calibration in calibrations)
     messages = [f"weight sync verified mean_log_odds_diff={largest:.2g}"]
     if unverified := sorted(set().union(*(calibration.unverified for calibration in calibrations))):
@@ -149,6 +150,7 @@ def _dtype(components: Components) -> torch.dtype:
 
 
 def lower_precision(engine: torch.dtype, learner: torch.dtype) -> torch.dtype:
+    """Return the lower of both precisions, which limits their agreement."""
     return max(engine, learner, key=lambda dtype: torch.finfo(dtype).eps)
 
 

@@ -58,6 +58,7 @@ def mean_kl(samples: Sequence[TrainingSample], metrics: Mapping[str, float], con
 
 
 def measure_error(name: str, found: float, expected: float, *, tolerance: float = _EDGE) -> Iterator[Discrepancy]:
+    """Yield a discrepancy if a measured number is not the expected one."""
     if not abs(found - expected) <= tolerance * (1.0 + abs(expected)):
         fix = "check how it is measured: over which tokens, per token or per episode, before or after the steps"
         yield Discrepancy(name, f"{expected:.6g}", f"{found:.6g}", fix=fix)
@@ -78,6 +79,7 @@ def first_penalty(config: RlConfig) -> float | None:
 
 
 def penalty_errors(metrics: Mapping[str, float], expected: float | None) -> Iterator[Discrepancy]:
+    """Yield a discrepancy if an update had another coefficient of the penalty than ``expected``; None: unknown."""
     found = metrics.get("kl/penalty_coefficient", 0.0)
     if expected is not None and not math.isclose(found, expected, rel_tol=1e-9):
         yield Discrepancy("the coefficient of the penalty", f"{expected:g}", f"{found:g}", fix=_RESUMED)
@@ -144,6 +146,7 @@ def rollout_seed(seed: int, *purpose: int) -> int:
 
 
 def reference_logprobs(components: Components) -> list[float]:
+    """Return the reference policy's log-probabilities of a few tokens; empty without a reference policy."""
     learner, prompts = components.learner, components.prompts
     if not learner.has_reference:
         return []
@@ -153,6 +156,7 @@ def reference_logprobs(components: Components) -> list[float]:
 
 
 def reference_errors(components: Components, now: list[float], first: list[float]) -> Iterator[Discrepancy]:
+    """Yield a discrepancy if the reference policy differs from the start of the run."""
     moved = max((abs(one - other) for one, other in zip(now, first, strict=True)), default=0.0)
     if not moved <= _MOVED[components.learner.facts.compute_dtype.itemsize < 4]:
         summary = f"the reference policy has changed: a log-probability differs by {moved:.3g} nats from the start"

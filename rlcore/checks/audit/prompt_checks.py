@@ -49,6 +49,7 @@ def expected_prompts(
 
 
 def prompt_errors(scheduled: Sequence[Prompt], expected: Sequence[str] | None) -> Iterator[Discrepancy]:
+    """Yield a discrepancy if the prompts of an iteration are not the expected ones."""
     if expected is None or [prompt.prompt_id for prompt in scheduled] == list(expected):
         return
     shown = [", ".join(map(repr, ids[:4])) for ids in (list(expected), [prompt.prompt_id for prompt in scheduled])]

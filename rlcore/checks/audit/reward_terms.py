@@ -40,6 +40,7 @@ _ROUNDED = 0.1  # of the standard deviation of a reward model's scores: rounding
 
 
 def known_prompts(reward: WeightedReward, prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Return prompts for which right and wrong answers of a reward term are known."""
     found = [
         prompt
         for term in reward.terms
