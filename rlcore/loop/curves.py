@@ -70,13 +70,16 @@ class TensorBoard:
         self._writer = _import("tensorboard", "torch.utils.tensorboard").SummaryWriter(str(place))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add a point to each curve."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
     def flush(self) -> None:
+        """Write the event file."""
         self._writer.flush()
 
     def close(self) -> None:
+        """Close the event file."""
         self._writer.close()
 
 
@@ -129,6 +132,7 @@ class Wandb:
         self._journal.flush()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics at the step."""
         self._note({"step": step, "metrics": dict(metrics)})
         self._run.log(dict(metrics), step=step)
 
@@ -136,6 +140,7 @@ class Wandb:
         """Do nothing: the journal is written at once."""
 
     def close(self) -> None:
+        """End the run."""
         self._run.finish()
         self._note({"closed": True})
         self._journal.close()
@@ -167,6 +172,7 @@ class Trackio:
             self._run = trackio.init(project, run, config=dict(config or {}), resume="allow", **options)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics at the step."""
         self._run.log(dict(metrics), step=step)
         self._last = step
 
@@ -177,6 +183,7 @@ class Trackio:
             time.sleep(0.05)
 
     def close(self) -> None:
+        """End the run."""
         with redirect_stdout(io.StringIO()):
             self._finish()
 
@@ -212,19 +219,24 @@ class CurveRecorder:
         self._curves, self._inner = curves, inner
 
     def log(self, text: str) -> None:
+        """Pass the sentence on."""
         self._inner.log(text)
 
     def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics, unless an earlier process has."""
         self._inner.metrics(iteration, metrics)
         if iteration > self._curves.resumed_at:
             self._curves.write(iteration, metrics)
 
     def rollouts(self, iteration: int, sampled: SampledGroups[list[ScoredRollout]]) -> None:
+        """Pass the rollouts on."""
         self._inner.rollouts(iteration, sampled)
 
     def stopped(self, stop: HealthStop) -> None:
+        """Pass the stop on."""
         self._inner.stopped(stop)
 
     def flush(self) -> None:
+        """Make the records of both durable."""
         self._inner.flush()
         self._curves.flush()
