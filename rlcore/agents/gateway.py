@@ -126,9 +126,8 @@ def _within_limit(ticket: Ticket, made: Made) -> Made:
 class Gateway:
     """OpenAI-compatible server on this machine in front of an engine; a context manager.
 
-    ``temperature``, ``greedy`` and ``seed`` hold for all answers, whatever agents want. A draw depends on the seed, the
-    episode's place and sample, the prompt's tokens and the number of equal prompts before, not on other agents.
-    ``socket``: a path at which it listens too.
+    ``temperature``, ``greedy`` and ``seed`` hold for all answers. A draw depends on the seed, the episode's place and
+    sample, the prompt's tokens and the number of equal prompts before. ``socket``: a path at which it listens too.
     """
 
     def __init__(

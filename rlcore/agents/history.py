@@ -217,10 +217,7 @@ def _text(turn: Turn) -> str:
 
 
 def episode_of(prompt: Prompt, nodes: Sequence[Node], *, is_cut: bool) -> Rollout | None:
-    """Return the rollout of an episode without its number of sampled tokens; None without an answer.
-
-    ``is_cut``: a limit ended the episode after its last answer.
-    """
+    """Return the rollout of an episode; None without an answer. ``is_cut``: a limit ended it after the last answer."""
     inner = {id(node) for leaf in nodes for node in leaf.placement.path}
     leaves = [node for node in nodes if id(node) not in inner]
     if not leaves:

@@ -1,8 +1,8 @@
 """Prompts of agents as token ids, for any conversation with calls, tools and thoughts, and sampled turns as agents see
 them: up to a stop string, with the thought, content and calls in the text.
 
-A conversation is rendered by the chat template with the agent's texts in it. Control tokens in these texts are replaced
-by placeholders before, and become plain text after it, so that an agent or a tool cannot write one.
+Control tokens in an agent's texts are replaced by placeholders before the chat template renders them, and become plain
+text after it, so that an agent or a tool cannot write one.
 
 The prompt after a sampled answer is the recorded token ids, followed by the template's text after the answer:
 
@@ -330,6 +330,6 @@ def as_seen(made: Rollout, stops: Sequence[str], tokenizer: ChatTokenizer) -> Ro
 
 
 def cut_to(made: Rollout, length: int) -> Rollout:
-    """Return the first ``length`` tokens of a completion, with its text as it is."""
+    """Return the first ``length`` tokens of a completion, with its whole text."""
     names = ("completion_ids", "sampler_logprobs", "loss_mask")
     return replace(made, **{name: getattr(made, name)[:length] for name in names})

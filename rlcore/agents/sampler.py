@@ -1,7 +1,7 @@
 """Episodes that programs of the user play: one process per episode, whose model calls the gateway answers.
 
 Results are not reproducible bit for bit: how many requests share an engine call depends on the speed of the processes,
-and with it the last digits of the log-probabilities. A repeated iteration has other tokens, and books of its own.
+and with it the last digits of the log-probabilities. A repeated iteration has other tokens.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ class AgentSampler:
 def rollout_of(episode: Episode, config: AgentConfig) -> Rollout | FailedRollout:
     """Return an episode as a rollout, with the agent's own reward if it posted one.
 
-    An agent that fails, by its exit code or a timeout, makes a failed rollout, or with ``on_crash`` ``zero`` one with
-    an empty answer and the own reward 0. Without any answered call the rollout is a failed one: it has no token.
+    An agent that fails makes a failed rollout, or with ``on_crash`` ``zero`` one with an empty answer and the own
+    reward 0. Without any answered call the rollout is a failed one: it has no token.
     """
     prompt, rollout, failure = episode.prompt, episode.record.rollout, episode.failure
     if rollout is None:

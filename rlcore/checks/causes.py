@@ -25,13 +25,7 @@ _SPIKE = 30.0  # times the median gradient norm of the run so far
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """Figures of a run up to its newest iteration.
-
-    Attributes:
-        rows: Metrics of each iteration.
-        since: First iteration at which the rule exceeded its limit.
-        rl: Settings of the run, for values in messages.
-    """
+    """Metrics of each iteration of a run. ``since``: first iteration at which the rule exceeded its limit."""
 
     rows: Sequence[Mapping[str, float]]
     since: int

@@ -4,10 +4,9 @@
              trained     read, not trained                trained     read     trained
 
 All episodes of a batch advance together, and ended ones leave it. Sampled tokens are never re-encoded: the input of the
-next turn is exactly the token ids so far, and other tokens are an error. An episode ends with a turn without a call
-(``call_formats``), or is truncated (finish reason ``length``) by the limit of tokens per turn, of turns, or of all
-tokens. It never ends with tool output. Every turn prefills its whole history. Tools are those of
-:mod:`rlcore.environments.table`, an environment's methods, or both.
+next turn is exactly the token ids so far. An episode ends with a turn without a call, or is truncated (finish reason
+``length``) by the limit of tokens per turn, of turns, or of all tokens. It never ends with tool output. Tools are those
+of :mod:`rlcore.environments.table`, an environment's methods, or both.
 """
 
 from __future__ import annotations

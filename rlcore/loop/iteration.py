@@ -273,8 +273,7 @@ def _checkpoint(run: Run, *, protected: Collection[int]) -> None:
 def _checkpoint_on_interrupt(run: Run) -> None:
     """Write a checkpoint of the last iteration if it has none and nothing has changed since.
 
-    Skipped with prefetch, because waiting for rollouts takes longer than a user waits, and with a distributed learner,
-    because the signal reaches its processes too.
+    Not with prefetch, where it would wait for rollouts, nor with a distributed learner, which the signal reaches too.
     """
     if (
         run.pending_audit_state

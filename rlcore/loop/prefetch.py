@@ -5,11 +5,10 @@
     learner        [U1 on R1] [U2 on R2]     [U3 on R3]    so R2 is one update old when U2 begins
     sync                     |              |              after both: no request runs while weights are loaded
 
-With ``staleness = k`` the rollouts of iteration i are sampled with the weights of iteration i - 1 - k. This is fixed
-before the run and does not depend on speed. At most k sampled batches wait for the learner; then the engine waits for
-the next weights. Above 1 the engine does not stop for the learner: it loads a copy of the weights between two batches.
-
-A checkpoint stores the rollouts of the next k iterations, because the weights that sampled them are gone by then.
+With ``staleness = k`` the rollouts of iteration i are sampled with the weights of iteration i - 1 - k, whatever the
+speed. At most k sampled batches wait for the learner; then the engine waits for the next weights. Above 1 it loads a
+copy of the weights between two batches. A checkpoint stores the rollouts of the next k iterations, because the weights
+that sampled them are gone by then.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def update_policy(
 def mean_kl(experience: Experience, metrics: Mapping[str, float]) -> float:
     """Return the KL to the reference policy in nats per episode, which the adaptive coefficient follows.
 
-    KL in the reward is summed over each episode. KL in the loss is measured per token, together with the loss.
+    KL in the reward is summed over each episode; KL in the loss is measured per token.
     """
     num_tokens = sum(int(sample.loss_mask.sum()) for sample in experience.samples)
     return experience.mean_kl + metrics.get("kl/ref", 0.0) * num_tokens / experience.num_episodes

@@ -1,8 +1,8 @@
 """Weight sync: send the learner's weights to the engine, and verify them.
 
-After each sync the engines' weights are compared with the learner's. Log-probabilities are compared on probes before
-the first update and after the first sync of a process, and on the rollouts in each update, which scores them anyway.
-With prefetch, rollouts are older than the learner's weights, so each sync has probes.
+After each sync the weights are compared. Log-probabilities are compared on probes before the first update and after the
+first sync of a process, and on the rollouts in each update, which scores them anyway. With prefetch, rollouts are older
+than the learner's weights, so each sync has probes.
 """
 
 from __future__ import annotations

@@ -247,8 +247,7 @@ def update_errors(
 ) -> Iterator[Discrepancy]:
     """Yield discrepancies of an update: it must have a gradient, and train on all samples with a signal.
 
-    ``kl``: coefficient of the KL to the reference policy. Updates with skipped steps, and those that warm up a critic,
-    are not checked.
+    ``kl``: coefficient of the KL to the reference policy. Skipped steps and the warm-up of a critic are not checked.
     """
     if stats.skipped or stats.policy_version <= config.critic.warmup_iterations:
         return

@@ -53,7 +53,7 @@ def verify_served_weights(
 def differing_parts(engine: Sampler, state: Mapping[str, Tensor]) -> set[str]:
     """Return the modules of the engine whose weights may differ from ``state``, the weights of a model's files.
 
-    A tied head is in no file. Some engines store it as a matrix of its own, others as their embedding.
+    A tied head is in no file; engines store it as a matrix of its own, or as their embedding.
     """
     found = set(engine.differing_parts(_with_head(state)) or ())
     if found == {"head"} and _HEAD not in state:
