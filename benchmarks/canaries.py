@@ -22,7 +22,7 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.report import table
-from rlcore.checks.canaries import EngineCalibration, ExpectedWeights, calibrate_engine, sample_probes, sync_canary
+from rlcore.checks.canaries.sync import EngineCalibration, ExpectedWeights, calibrate_engine, sample_probes, sync_canary
 from rlcore.config import LoraConfig, ModelConfig, ShapeConfig
 from rlcore.errors import CanaryError, StaleSamplerError
 from rlcore.evaluation.intervals import accuracy

@@ -125,8 +125,8 @@ def _add_cwd_to_path() -> None:
 def _usage_error(error: CycloptsError) -> str:
     text, fix = str(error), "see rlcore --help, or --help after the command"
     if isinstance(error, UnusedCliTokensError):
-        text = f"unexpected: {' '.join(error.unused_tokens)}"
-        versions = [token for token in error.unused_tokens if token.isdigit()]
+        tokens = error.unused_tokens or []
+        text, versions = f"unexpected: {' '.join(tokens)}", [token for token in tokens if token.isdigit()]
         fix = f"write a version as name/{versions[0]}; {fix}" if versions else fix
     return f"{text}\n  fix:   {fix}"
 

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,9 @@ from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
-from rlcore.agents.desk import Desk
-from rlcore.agents.rendering import PromptRenderer
-from rlcore.agents.requests import Kind, Request, read_chat
-from rlcore.agents.responses import read_responses
-from rlcore.agents.session import Asked, Call, Limits, Record, Session, Shared
-from rlcore.agents.turns import ReplyReader
-from rlcore.environments.call_formats import format_of
+from rlcore.agents.rendering import PromptRenderer, ReplyReader, cut_to
+from rlcore.agents.requests import Kind, Request, read_chat, read_responses
+from rlcore.agents.session import Asked, Limits, Made, Record, Session, Shared, Ticket
 from rlcore.errors import SamplingError, shown
 from rlcore.openai_api import guard
 from rlcore.openai_api.replies import model_card
@@ -35,21 +32,101 @@ from rlcore.openai_api.requests import ApiError, read_json
 from rlcore.openai_api.server import ServerThread
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.types import Prompt
+from rlcore.types import FailedRollout, Prompt
 
-__all__ = ["Call", "Gateway", "Limits", "Record", "Session"]
+GRACE_SECONDS = 0.005  # after each request, for the next one
+MAX_GRACE_SECONDS = 0.05
 _POLL_SECONDS = 0.02  # for the end of serving
 _NUM_READERS = 4  # threads that parse and tokenize
 _COUNTED_AS = {"invalid_api_key": "unknown_keys", "episode_over": "late_calls"}
 _PATHS = ("POST /v1/chat/completions", "POST /v1/responses", "POST /v1/reward", "GET /v1/models")
 
 
+class Desk:
+    """Waiting requests of many agents, which one engine call answers together.
+
+    While the engine works, requests gather for its next call. If it is idle, the first request waits a moment for
+    others, unless all of the ``num_agents()`` wait.
+    """
+
+    def __init__(self, num_agents: Callable[[], int]) -> None:
+        self._num_agents = num_agents
+        self._waiting: list[Ticket] = []
+        self._changed = threading.Condition()
+        self.num_calls = self.num_requests = 0
+
+    def put(self, tickets: Sequence[Ticket]) -> None:
+        with self._changed:
+            self._waiting.extend(tickets)
+            self._changed.notify_all()
+
+    def drop(self, tickets: Iterable[Ticket]) -> bool:
+        """Remove waiting requests. Return False, and remove none, if the engine has begun one of them."""
+        with self._changed:
+            dropped = list(tickets)
+            if any(ticket.is_started for ticket in dropped):
+                return False
+            self._waiting = [ticket for ticket in self._waiting if ticket not in dropped]
+            return True
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def take(self, timeout_seconds: float) -> list[Ticket]:
+        """Return all waiting requests, after a moment for those that are about to come; none after the timeout."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._waiting, timeout_seconds):
+                return []
+            end = time.monotonic() + MAX_GRACE_SECONDS
+            while len({id(ticket.owner) for ticket in self._waiting}) < self._num_agents():
+                left = min(GRACE_SECONDS, end - time.monotonic())
+                if left <= 0 or not self._changed.wait(left):
+                    break
+            taken, self._waiting = self._waiting, []
+            for ticket in taken:
+                ticket.is_started = True
+            return taken
+
+    def serve(self, tickets: Sequence[Ticket], engine: Sampler, params: SamplingParams, *, seed: int) -> None:
+        """Sample the completions and finish the tickets. Each completion is cut at its own limit.
+
+        An engine may refuse a prompt for which the largest limit of all leaves no room; it is then sampled again.
+        """
+        pending = list(tickets)
+        while pending:
+            largest = max(ticket.limit for ticket in pending)
+            groups = engine.sample(
+                [ticket.prompt for ticket in pending],
+                replace(params, max_new_tokens=largest, num_samples=1),
+                seed=seed,
+                places=[ticket.draw for ticket in pending],
+            )
+            self.num_calls, self.num_requests = self.num_calls + 1, self.num_requests + len(pending)
+            again = []
+            for ticket, (made,) in zip(pending, groups, strict=True):
+                if isinstance(made, FailedRollout) and ticket.limit < largest:
+                    again.append(ticket)
+                else:
+                    ticket.finish(_within_limit(ticket, made))
+            pending = again
+
+
+def _within_limit(ticket: Ticket, made: Made) -> Made:
+    if isinstance(made, FailedRollout):
+        return made
+    if made.prompt.token_ids != ticket.prompt.token_ids:
+        raise SamplingError(f"the engine did not read the tokens of the request {ticket.prompt.prompt_id!r}")
+    if len(made.completion_ids) <= ticket.limit:
+        return made
+    return replace(cut_to(made, ticket.limit), finish_reason="length")
+
+
 class Gateway:
     """OpenAI-compatible server on this machine in front of an engine; a context manager.
 
-    ``temperature``, ``greedy`` and ``seed`` hold for all answers, whatever agents want. A draw depends on the seed, the
-    episode's place and sample, the prompt's tokens and the number of equal prompts before, not on other agents.
-    ``socket``: a path at which it listens too.
+    ``temperature``, ``greedy`` and ``seed`` hold for all answers. A draw depends on the seed, the episode's place and
+    sample, the prompt's tokens and the number of equal prompts before. ``socket``: a path at which it listens too.
     """
 
     def __init__(
@@ -78,9 +155,10 @@ class Gateway:
         app = guard.Guard(self._answer, admission, guard.Limits(seconds=None, body_bytes=limits.max_body_bytes))
         self._server = ServerThread(app)
         self.url = ""  # from the start on
+        renderer = PromptRenderer(tokenizer=tokenizer, max_tokens=limits.max_tokens)
         self._shared = Shared(
-            renderer=PromptRenderer.of(tokenizer, limits.max_tokens),
-            reader=_reader(tokenizer),
+            renderer=renderer,
+            reader=_reader(renderer),
             limits=limits,
             statistics=self._statistics,
             lock=self._lock,
@@ -101,16 +179,15 @@ class Gateway:
     @property
     def statistics(self) -> Mapping[str, float]:
         """Counts since the start, and the seconds that the gateway itself needed."""
-        names = ("calls", "forks", "retries", "late_calls", "unparsed_calls", "cut_answers", "refused", "undelivered")
+        names = ("calls", "retries", "late_calls", "unparsed_calls", "cut_answers", "refused", "unknown_keys")
         return {
-            **{name: float(self._statistics[name]) for name in (*names, "unknown_keys")},
+            **{name: float(self._statistics[name]) for name in names},
             "engine_calls": float(self._desk.num_calls),
             "requests": float(self._desk.num_requests),
             "overhead_seconds": self._overhead_seconds,
         }
 
     def open(self, prompt: Prompt, *, place: int, sample: int) -> Session:
-        """Open the session of an episode."""
         session = Session(prompt, self._shared, place=place, sample=sample)
         with self._lock:
             self._sessions[session.key] = session
@@ -214,7 +291,6 @@ class Gateway:
         return reply
 
     async def _ask(self, body: bytes, session: Session, kind: Kind, *, retry_count: str) -> Asked:
-        """Put a request on the desk, unless it repeats another."""
         digest = hashlib.sha256(kind.encode() + body).hexdigest()
         run = asyncio.get_running_loop().run_in_executor
         async with session.turn:
@@ -242,7 +318,6 @@ class Gateway:
             session.forget(asked)
 
     def _reply(self, session: Session, asked: Asked) -> Response:
-        """Return the reply; a repeated request gets the same."""
         if asked.reply is None:
             body, events = session.written(asked)
             is_stream = asked.placement.request.options.stream
@@ -259,16 +334,15 @@ def _stream(events: Iterable[str]) -> Response:
     return Response("".join(events), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
-def _reader(tokenizer: ChatTokenizer) -> ReplyReader:
-    backend = tokenizer.hf_tokenizer
+def _reader(renderer: PromptRenderer) -> ReplyReader:
+    backend = renderer.tokenizer.hf_tokenizer
 
     def parse(prompt: str, text: str, tools: Sequence[Any]) -> Mapping[str, Any]:
         found: Mapping[str, Any] = backend.parse_response(text, prefix=prompt, tools=list(tools))
         return found
 
     has_template = getattr(backend, "response_template", None) is not None
-    form = format_of(str(backend.get_chat_template()))
-    return ReplyReader(form=form, prefill=tokenizer.prefill, parse=parse if has_template else None)
+    return ReplyReader(form=renderer.form, prefill=renderer.tokenizer.prefill, parse=parse if has_template else None)
 
 
 def _broken() -> ApiError:

@@ -7,18 +7,16 @@ extended. Any other request becomes a root or a further child, and the reason is
                  └───── call 5        "message 4 (user) differs"
     call 3                            "another conversation"
 
-An answer that a stop string cut ends with the token that completes the string. A later request reads the recorded
-tokens, with the string, and then the template's end of the turn, which is not trained. The agent may append to the
-answer as it saw it. If it writes the answer differently, as with the stop string, the request is no continuation. After
-an answer that a limit cut, a request is a root: the policy did not choose to end there.
+An answer that a stop string cut ends with the token that completes the string. A later request reads these tokens, and
+then the template's end of the turn, which is not trained. If the agent writes the answer otherwise than it saw it, the
+request is no continuation. After an answer that a limit cut, a request is a root: the policy did not choose to end.
 
 Conversations are compared in a canonical form: arguments of calls as values, the assistant's messages without thoughts
 and surrounding whitespace, and each tool output with the position of its call instead of an id.
 
-As a rollout, an episode has branches. Each answer that no other continues ends a sample. The sample with the last
-answer is the episode; the others are its branches. An answer that several samples share is trained in the first of them
-only. Above, if call 4 was answered last, the episode is 1, 2, 4. In its branch 1, 2, 5 the first two are read, not
-trained.
+Each answer that no other continues ends a sample. The sample with the last answer is the episode; the others are its
+branches. An answer that several samples share is trained in the first of them only. Above, if call 4 was answered last,
+the episode is 1, 2, 4. In its branch 1, 2, 5 the first two are read, not trained.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from itertools import takewhile
 
 from rlcore.agents.rendering import PromptRenderer
 from rlcore.agents.requests import Request, Turn
-from rlcore.environments.call_formats import split_thought
+from rlcore.environments.base import split_thought
 from rlcore.errors import shown
 from rlcore.text.text_parts import Ids
 from rlcore.types import Prompt, Rollout, ToolCall
@@ -60,17 +58,14 @@ class Placement:
 
     @property
     def parent(self) -> Node | None:
-        """Answer that the request continues."""
         return self.path[-1] if self.path else None
 
     @property
     def root_ids(self) -> Ids:
-        """Prompt of the root."""
         return self.path[0].placement.added if self.path else self.added
 
     @property
     def prompt_ids(self) -> Ids:
-        """All tokens that the policy reads."""
         ids: list[int] = []
         for node in self.path:
             ids += (*node.placement.added, *node.rollout.completion_ids)
@@ -98,17 +93,14 @@ class Node:
 
     @property
     def path(self) -> tuple[Node, ...]:
-        """Answers from the root to this one."""
         return (*self.placement.path, self)
 
     @property
     def turns(self) -> tuple[Turn, ...]:
-        """Conversation with the answer."""
         return (*self.placement.request.turns, self.turn)
 
     @property
     def digests(self) -> Sequence[str]:
-        """Digests of the placement, and of the conversation with the answer."""
         return (*self.placement.digests, _next_digest(self.placement.digests[-1], _canonical(self.turn, {})))
 
 
@@ -131,15 +123,12 @@ class CallTree:
         return self._placed(request, digests, parent)
 
     def hold(self, placement: Placement) -> None:
-        """Remember a request, which later ones are compared with."""
         self._placements.append(placement)
 
     def remove(self, placement: Placement) -> None:
-        """Forget a request that was not answered."""
         self._placements.remove(placement)
 
     def add(self, node: Node) -> None:
-        """Add an answer, which later requests may continue."""
         self._nodes[node.digests[-1]] = node
 
     def _placed(self, request: Request, digests: Sequence[str], parent: Node | None) -> Placement:
@@ -165,7 +154,6 @@ class CallTree:
         return self._renderer.tokenizer.end_of_turn if node.rollout.finish_reason == "stop" else None
 
     def _why(self, request: Request, digests: Sequence[str], parent: Node | None) -> str:
-        """Return the reason why a request is not the next of a single conversation, or ""."""
         others = [each for each in self._placements if each.parent is parent]
         if not others:
             return ""
@@ -229,10 +217,7 @@ def _text(turn: Turn) -> str:
 
 
 def episode_of(prompt: Prompt, nodes: Sequence[Node], *, is_cut: bool) -> Rollout | None:
-    """Return the rollout of an episode without its number of sampled tokens; None without an answer.
-
-    ``is_cut``: a limit ended the episode after its last answer.
-    """
+    """Return the rollout of an episode; None without an answer. ``is_cut``: a limit ended it after the last answer."""
     inner = {id(node) for leaf in nodes for node in leaf.placement.path}
     leaves = [node for node in nodes if id(node) not in inner]
     if not leaves:

@@ -1,7 +1,8 @@
-"""Prompts of agents as token ids, for any conversation with calls, tools and thoughts.
+"""Prompts of agents as token ids, for any conversation with calls, tools and thoughts, and sampled turns as agents see
+them: up to a stop string, with the thought, content and calls in the text.
 
-A conversation is rendered by the chat template with the agent's texts in it. Control tokens in these texts are replaced
-by placeholders before, and become plain text after it, so that an agent or a tool cannot write one.
+Control tokens in an agent's texts are replaced by placeholders before the chat template renders them, and become plain
+text after it, so that an agent or a tool cannot write one.
 
 The prompt after a sampled answer is the recorded token ids, followed by the template's text after the answer:
 
@@ -16,20 +17,23 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
-from rlcore.agents.requests import Turn
-from rlcore.environments.call_formats import CallFormat, format_of
+from rlcore.agents.requests import OFFER, Turn, function_call
+from rlcore.environments.base import CallFormat, ParsedCall, format_of, split_thought
+from rlcore.environments.call_arguments import arguments_of
 from rlcore.environments.tool_output_template import writes_tools
 from rlcore.errors import ModelError, shown
 from rlcore.openai_api.replies import FunctionCall
-from rlcore.openai_api.requests import ApiError
+from rlcore.openai_api.requests import ApiError, Fields
 from rlcore.text.chat_template import render_turns
 from rlcore.text.text_parts import Ids, Part
 from rlcore.text.tokenization import ChatTokenizer
+from rlcore.types import Rollout
 
 TOO_LONG = "context_length_exceeded"
 _SCHEMA = {"type": "object", "properties": {"x": {"type": "string", "description": "?"}}, "required": ["x"]}
@@ -39,21 +43,21 @@ _HELD = re.compile("\ue000(\\d+)\ue001")
 _EMPTY_THOUGHT = re.compile(r"<think>\s*</think>\s*")
 _OPEN_THOUGHT = re.compile(r"<think>\s*\Z")
 _ID = re.compile(r"[A-Za-z0-9]{9}")
+_MOST_HIDDEN = 64  # tokens, single bytes, that the next one may hide
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # fields of response templates
+_parsed = lru_cache(maxsize=1)(json.loads)  # one request has many answers
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PromptRenderer:
-    """Renderer of prompts of up to ``max_tokens``. ``form``: format of calls in the chat template."""
+    """Renderer of prompts of up to ``max_tokens`` in the tokenizer's chat template."""
 
     tokenizer: ChatTokenizer
-    form: CallFormat
     max_tokens: int
 
-    @classmethod
-    def of(cls, tokenizer: ChatTokenizer, max_tokens: int) -> PromptRenderer:
-        """Return the renderer of a tokenizer's chat template."""
-        form = format_of(str(tokenizer.hf_tokenizer.get_chat_template()))
-        return cls(tokenizer=tokenizer, form=form, max_tokens=max_tokens)
+    @cached_property
+    def form(self) -> CallFormat:
+        return format_of(str(self.tokenizer.hf_tokenizer.get_chat_template()))
 
     def root(self, turns: Sequence[Turn], tools: str) -> tuple[Ids, str]:
         """Return the token ids and the text of a prompt.
@@ -165,7 +169,6 @@ class PromptRenderer:
 
     @cached_property
     def _tool_role(self) -> str:
-        """Role in which the template writes the output of tools."""
         if self.writes_calls:
             return "tool"
         turns = [{"role": role, "content": "?"} for role in ("user", "assistant", "tool")]
@@ -177,7 +180,6 @@ class PromptRenderer:
 
     @cached_property
     def _end(self) -> str:
-        """Text of the token that ends an assistant's turn in the template."""
         end, tokenizer = self.tokenizer.turn.end, self.tokenizer
         spelled = [tokenizer.spell([number]) for number in tokenizer.eos_ids]
         return max((each for each in spelled if each and end.endswith(each)), key=len, default=end)
@@ -220,11 +222,113 @@ def _plain(text: str) -> str:
     return _OPEN_THOUGHT.sub("", _EMPTY_THOUGHT.sub("", text)).rstrip()
 
 
-def _template_id(call_id: str) -> str:
-    """Return an id of a call in the only form that all templates accept."""
-    return call_id if _ID.fullmatch(call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
+def _template_id(known: str) -> str:
+    return known if _ID.fullmatch(known) else call_id(known)
+
+
+def call_id(seed: str) -> str:
+    """Return an id of nine letters and digits, the only form that all chat templates accept."""
+    return hashlib.sha256(seed.encode()).hexdigest()[:9]
 
 
 def _refusal(error: Exception) -> ApiError:
     what = error.what if isinstance(error, ModelError) else f"the chat template fails: {error!r}"
     return ApiError(400, shown(what, max_chars=500), code="chat_template")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyReader:
+    """Reader of sampled turns.
+
+    Attributes:
+        prefill: Thought that the generation prompt begins.
+        parse: Parser of the tokenizer's own response template, from prompt, text and tools to a message, or None.
+    """
+
+    form: CallFormat
+    prefill: str = ""
+    parse: Callable[[str, str, Sequence[Any]], Mapping[str, Any]] | None = None
+
+    def read(self, text: str, spelled: str, *, prompt: str, tools: str, seed: str) -> tuple[Turn, bool]:
+        """Return a turn, and True if a call in it is malformed; such a turn is all content.
+
+        A call that the gateway would refuse in a request is malformed: agents can send back every turn. ``spelled`` and
+        ``prompt``: the text, and the end of the prompt, with control tokens. ``tools``: those that may be called.
+        """
+        thought, content = split_thought(self.prefill + text)
+        plain = Turn(role="assistant", content=content, thought=thought)
+        if not tools:
+            return plain, False
+        declared = _parsed(tools)
+        if self.parse is not None:
+            try:
+                return _turn_of(self.parse(prompt, spelled, declared), seed), False
+            except Exception:  # noqa: BLE001 - the model's own template, which may fail at any text
+                return plain, True
+        before, parsed = self.form.calls(split_thought(self.prefill + spelled)[1])
+        try:
+            calls = tuple(_call(each, declared, f"{seed}/{number}") for number, each in enumerate(parsed))
+        except ApiError:
+            return plain, True
+        return replace(plain, content=before.strip(), calls=calls) if calls else plain, False
+
+
+def _turn_of(message: Mapping[str, Any], seed: str) -> Turn:
+    fields, calls = Fields(message, OFFER), [call["function"] for call in message.get("tool_calls") or []]
+    return Turn(
+        role="assistant",
+        content=fields.text("content"),
+        thought=next(filter(None, map(fields.text, _THOUGHTS)), ""),
+        calls=tuple(
+            function_call(call["name"], call["arguments"], call_id(f"{seed}/{number}"), "call")
+            for number, call in enumerate(calls)
+        ),
+    )
+
+
+def _call(parsed: ParsedCall, declared: Sequence[Any], seed: str) -> FunctionCall:
+    """Return a call for the agent, which answers wrong arguments and unknown names; a malformed one is an ApiError."""
+    arguments = parsed.arguments if parsed.arguments is not None else _from_text(parsed, declared)
+    return function_call(parsed.tool, arguments, parsed.call_id or call_id(seed), "call")
+
+
+def _from_text(parsed: ParsedCall, declared: Sequence[Any]) -> object:
+    """Return the arguments of a call in rlcore's format, which has a text; the text if the tool does not take it."""
+    schemas = {each["function"]["name"]: each["function"]["parameters"] for each in declared}
+    found = arguments_of(schemas.get(parsed.tool, {"type": "object"}), text=parsed.argument, named=None)
+    return parsed.argument if isinstance(found, str) else found
+
+
+def first_stop(text: str, stops: Sequence[str]) -> int | None:
+    """Return the position of the first stop string, or None."""
+    return min((position for stop in stops if (position := text.find(stop)) >= 0), default=None)
+
+
+def as_seen(made: Rollout, stops: Sequence[str], tokenizer: ChatTokenizer) -> Rollout:
+    """Return a completion that ends with the token that completes a stop string, if it has one.
+
+    Its text ends before the stop string. The token may reach over the string: it was sampled, so it is trained.
+    """
+    ids = made.completion_ids
+    count = len(ids) - (ids[-1] in tokenizer.eos_ids)
+
+    def stop_in(length: int) -> int | None:
+        return first_stop(tokenizer.decode(ids[:length]), stops)
+
+    if stop_in(count) is None:
+        return replace(made, text=tokenizer.decode(ids))
+    length = 1 + bisect_left(range(1, count), True, key=lambda each: stop_in(each) is not None)
+    # Some tokenizers hide single bytes while the next character is incomplete.
+    for earlier in range(length - 1, max(0, length - _MOST_HIDDEN), -1):
+        if first_stop(text := tokenizer.decode(ids[:earlier]), stops) is not None:
+            length = earlier
+        elif not text.endswith("\ufffd"):
+            break
+    text = tokenizer.decode(ids[:length])[: stop_in(length)]
+    return replace(cut_to(made, length), finish_reason="stop", text=text)
+
+
+def cut_to(made: Rollout, length: int) -> Rollout:
+    """Return the first ``length`` tokens of a completion, with its whole text."""
+    names = ("completion_ids", "sampler_logprobs", "loss_mask")
+    return replace(made, **{name: getattr(made, name)[:length] for name in names})

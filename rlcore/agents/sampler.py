@@ -1,7 +1,7 @@
 """Episodes that programs of the user play: one process per episode, whose model calls the gateway answers.
 
 Results are not reproducible bit for bit: how many requests share an engine call depends on the speed of the processes,
-and with it the last digits of the log-probabilities. A repeated iteration has other tokens, and books of its own.
+and with it the last digits of the log-probabilities. A repeated iteration has other tokens.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from rlcore.agents.gateway import Gateway, Limits, Record
-from rlcore.agents.processes import Agents, Ended
-from rlcore.agents.program import Program, open_program
+from rlcore.agents.gateway import Gateway
+from rlcore.agents.program import Agents, Ended, Program, open_program
+from rlcore.agents.session import Limits, Record
 from rlcore.config import AgentConfig
 from rlcore.errors import SamplingError
 from rlcore.sampling.base import Sampler, SamplingParams
@@ -54,19 +54,15 @@ class AgentSampler:
 
     @property
     def policy_version(self) -> int:
-        """Version of the weights that the engine serves."""
         return self._engine.policy_version
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        """Load the weights into the engine."""
         self._engine.load_weights(state, policy_version=policy_version)
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
-        """Return the engine's log-probability of each completion token, including messages that the agent sent."""
         return self._engine.logprobs(prompt_ids, completion_ids, temperature=temperature)
 
     def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str] | None:
-        """Return the parts in which the engine differs."""
         return self._engine.differing_parts(state)
 
     def take_metrics(self) -> dict[str, float]:
@@ -81,8 +77,7 @@ class AgentSampler:
 
         Raises:
             SamplingError: Engine or gateway is broken, or over a tenth of the episodes failed.
-            SandboxError: The sandbox does not start.
-            DataError: A file of the agent does not exist, or a folder is too large.
+            SandboxError, DataError: As :func:`rlcore.agents.program.open_program`.
         """
         episodes = self.play(prompts, params, seed=seed, places=places)
         made = [[rollout_of(each, self._config) for each in group] for group in episodes]
@@ -131,7 +126,6 @@ class AgentSampler:
     def _run(
         self, gateway: Gateway, play: Callable[[Agents, int, int], Episode], keys: Sequence[tuple[int, int]]
     ) -> list[Episode]:
-        """Play all episodes in threads, while this thread answers their calls."""
         agents, threads = Agents(), ThreadPoolExecutor(self._config.max_concurrent, thread_name_prefix="agent")
         try:
             futures = [threads.submit(play, agents, i, j) for i, j in keys]
@@ -169,8 +163,8 @@ class AgentSampler:
 def rollout_of(episode: Episode, config: AgentConfig) -> Rollout | FailedRollout:
     """Return an episode as a rollout, with the agent's own reward if it posted one.
 
-    An agent that fails, by its exit code or a timeout, makes a failed rollout, or with ``on_crash`` ``zero`` one with
-    an empty answer and the own reward 0. Without any answered call the rollout is a failed one: it has no token.
+    An agent that fails makes a failed rollout, or with ``on_crash`` ``zero`` one with an empty answer and the own
+    reward 0. Without any answered call the rollout is a failed one: it has no token.
     """
     prompt, rollout, failure = episode.prompt, episode.record.rollout, episode.failure
     if rollout is None:
@@ -213,5 +207,4 @@ def _main_alone(rollout: Rollout) -> Rollout:
 
 
 def _error(futures: Sequence[Future[Episode]]) -> BaseException | None:
-    """Return the error of an episode that could not be played, which ends the batch."""
     return next((error for each in futures if each.done() and (error := each.exception())), None)

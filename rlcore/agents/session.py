@@ -14,12 +14,9 @@ from dataclasses import dataclass, field, replace
 
 from starlette.responses import Response
 
-from rlcore.agents.desk import Made, Ticket
 from rlcore.agents.history import CallTree, Node, Placement, episode_of
-from rlcore.agents.rendering import TOO_LONG, PromptRenderer
-from rlcore.agents.requests import Request, Turn
-from rlcore.agents.responses import Stored, response_events, responses_body
-from rlcore.agents.turns import ReplyReader, as_seen
+from rlcore.agents.rendering import TOO_LONG, PromptRenderer, ReplyReader, as_seen
+from rlcore.agents.requests import Request, Stored, Turn, response_events, responses_body
 from rlcore.errors import shown
 from rlcore.openai_api.replies import Piece, Reply, TokenLogprob
 from rlcore.openai_api.requests import ApiError, Json
@@ -30,6 +27,7 @@ from rlcore.types import FailedRollout, FinishReason, Prompt, Rollout
 _MAX_REFUSALS = 20  # that a record has
 logger = logging.getLogger(__name__)
 Wake = Callable[[Callable[[], object]], None]
+Made = Rollout | FailedRollout
 _END_OF_PROMPT = 256  # tokens of a prompt that a response template reads
 
 
@@ -91,6 +89,22 @@ class Record:
 
 
 @dataclass(eq=False, slots=True)
+class Ticket:
+    """Waiting request for one completion, of at most ``limit`` tokens.
+
+    ``draw``: number that decides the random draw, whatever else is sampled. ``owner``: agent that waits. ``finish`` is
+    called with the completion in the engine's thread.
+    """
+
+    prompt: Prompt
+    draw: int
+    limit: int
+    owner: object
+    finish: Callable[[Made], None]
+    is_started: bool = field(default=False, init=False)
+
+
+@dataclass(eq=False, slots=True)
 class Asked:
     """Request that waits for its answers, and later holds them.
 
@@ -115,11 +129,9 @@ class Asked:
 
     @property
     def is_answered(self) -> bool:
-        """True if it has all answers or an error."""
         return self.error is not None or len(self.answers) == len(self.numbers)
 
     def fail(self, error: ApiError) -> None:
-        """Set the error, unless it is answered."""
         if not self.is_answered:
             self.error = error
             self.wake(self.done.set)
@@ -218,7 +230,6 @@ class Session:
         )
 
     def forget(self, asked: Asked) -> None:
-        """Forget a request that left the desk before the engine had begun it."""
         self.asked.remove(asked)
         self._tree.remove(asked.placement)
         self._num_calls -= len(asked.numbers)
@@ -226,7 +237,6 @@ class Session:
             self._draws[asked.prompt] -= len(asked.numbers)  # else a later request has the next draws already
 
     def _finish(self, asked: Asked, number: int, made: Made) -> None:
-        """Record an answer of the engine, in the engine's thread."""
         with self._shared.lock:
             if self.is_closed:
                 return
@@ -263,8 +273,8 @@ class Session:
             finish_reason=made.finish_reason,
         )
         self._is_cut = False
-        counts = {"calls": 1, "forks": bool(fork), "unparsed_calls": is_unparsed}
-        shared.statistics.update(counts | {"cut_answers": made.finish_reason == "length"})
+        is_cut = made.finish_reason == "length"
+        shared.statistics.update({"calls": 1, "unparsed_calls": is_unparsed, "cut_answers": is_cut})
         return Piece(
             index=number - order,
             text=turn.content,
@@ -316,7 +326,6 @@ class Session:
         self._reward = float(reward)
 
     def add_refusal(self, message: str) -> None:
-        """Record an error that the agent gets."""
         if len(self._refused) < _MAX_REFUSALS:
             self._refused.append(message)
 
@@ -330,10 +339,8 @@ class Session:
             raise ApiError(409, "the episode is over", code="episode_over")
 
     def seal(self) -> Record:
-        """End the episode and return its record."""
         self.is_closed = True
         numbers = sorted(self._delivered)
-        self._shared.statistics["undelivered"] += len(self._nodes) - len(numbers)
         try:
             rollout = self._rollout(numbers)
         except Exception as error:  # noqa: BLE001 - the failure of this episode alone

@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from rlcore.agents.gateway import Call
 from rlcore.agents.sampler import Episode
+from rlcore.agents.session import Call
 from rlcore.errors import shown
 
 _MAX_TEXT = 60  # characters of an answer
@@ -23,14 +23,7 @@ _MISSING = {
 
 
 def episode_lines(episode: Episode, *, result: str) -> list[str]:
-    """Return an episode as lines: its result, its calls indented by samples, and the output of a failed agent.
-
-    p-17: reward 1.000; calls=3 samples=2
-      1 chat       41 prompt tokens   22 sampled  0.31 s  "<tool:query>SELECT price …"
-      2 chat       79 prompt tokens    6 sampled  0.12 s  "#### 57"
-        new sample: message 2 (user) differs
-        3 chat     60 prompt tokens    9 sampled  0.14 s  "#### 57"
-    """
+    """Return an episode as lines: its result, its calls indented by samples, and the output of a failed agent."""
     record = episode.record
     num_samples = len(record.rollout.samples) if record.rollout else 0
     head = f"{episode.prompt.prompt_id}: {result}; calls={len(record.calls)} samples={num_samples}"

@@ -122,7 +122,6 @@ def _bridge() -> Callable[[], None]:
 
 
 def _relay(near: socket.socket, far: socket.socket) -> None:
-    """Copy the bytes of both directions until both ends are closed."""
     others, poll = {near.fileno(): (near, far), far.fileno(): (far, near)}, select.poll()
     for descriptor in others:
         poll.register(descriptor, select.POLLIN)
@@ -198,7 +197,6 @@ def _kill_all() -> int:
 
 
 def _has_children() -> bool:
-    """Reap the children that have ended; return True if there are others."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -25,24 +25,16 @@ _SPIKE = 30.0  # times the median gradient norm of the run so far
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Figures:
-    """Figures of a run up to its newest iteration.
-
-    Attributes:
-        rows: Metrics of each iteration.
-        since: First iteration at which the rule exceeded its limit.
-        rl: Settings of the run, for values in messages.
-    """
+    """Metrics of each iteration of a run. ``since``: first iteration at which the rule exceeded its limit."""
 
     rows: Sequence[Mapping[str, float]]
     since: int
     rl: RlConfig
 
     def of(self, name: str) -> list[tuple[int, float]]:
-        """Iterations and values of a metric in the whole run."""
         return [(int(row["iteration"]), row[name]) for row in self.rows if name in row]
 
     def recent(self, name: str) -> list[float]:
-        """Values of a metric since the limit was exceeded."""
         return [value for iteration, value in self.of(name) if iteration >= self.since]
 
     @property
@@ -64,11 +56,10 @@ class Figures:
 
     @property
     def is_solved(self) -> bool:
-        """True if every completion has the largest reward."""
         return self.reward is not None and self.reward >= _SOLVED * self.best
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Cause:
     """A cause of health findings.
 
@@ -146,7 +137,7 @@ def _cut_answers_earned_more(figures: Figures, least: float) -> bool:
 
 def _partly_cut(figures: Figures) -> str:
     cut = _all_cut(figures, _PARTLY_CUT)
-    others = (_no_format, _never_solved, _constant, _all_or_nothing)
+    others = (_no_format, _never_solved, _constant)
     other = next(filter(None, (cause(figures) for cause in others)), "")
     return f"{cut}, and {other}" if cut and other else ""
 
@@ -176,57 +167,39 @@ def _constant(figures: Figures) -> str:
     return "" if found is None else f"rewards are constant at {found:g}: they do not depend on the answer"
 
 
-def _all_or_nothing(figures: Figures) -> str:
-    means = figures.recent("reward/mean")
-    return f"answers to one prompt get equal rewards, other prompts other ones (mean {means[-1]:.3g})" if means else ""
-
-
 CAUSES: tuple[Cause, ...] = (
     Cause(
-        rules=("kl", "clip", "entropy", "zero_signal", "length", "reward_hacking", "mismatch"),
-        evidence=_too_large_update,
-        fix="lower learning_rate, and start again",
+        ("kl", "clip", "entropy", "zero_signal", "length", "reward_hacking", "mismatch"),
+        _too_large_update,
+        "lower learning_rate, and start again",
     ),
     Cause(
-        rules=("kl", "clip", "entropy", "length", "mismatch"),
-        evidence=_gradient_spike,
-        fix="lower learning_rate or update.optim.max_grad_norm; read the rollouts of that iteration",
+        ("kl", "clip", "entropy", "length", "mismatch"),
+        _gradient_spike,
+        "lower learning_rate or update.optim.max_grad_norm; read the rollouts of that iteration",
     ),
     Cause(
-        rules=("zero_signal", "length", "tools"),
-        evidence=_all_cut,
-        fix="raise sampling.max_new_tokens, or ask for short answers in data.<name>.system_prompt",
+        ("zero_signal", "length", "tools"),
+        _all_cut,
+        "raise sampling.max_new_tokens, or ask for short answers in data.<name>.system_prompt",
     ),
     Cause(
-        rules=("zero_signal",),
-        evidence=_partly_cut,
-        fix="raise sampling.max_new_tokens; if the answers that are not cut still get equal rewards, read a few",
+        ("zero_signal",),
+        _partly_cut,
+        "raise sampling.max_new_tokens; if the answers that are not cut still get equal rewards, read a few",
     ),
     Cause(
-        rules=("zero_signal",),
-        evidence=_no_format,
-        fix="show the form in data.<name>.system_prompt or demonstrations; read a few completions",
+        ("zero_signal",),
+        _no_format,
+        "show the form in data.<name>.system_prompt or demonstrations; read a few completions",
     ),
+    Cause(("zero_signal", "entropy"), _solved, "use harder prompts, or end the run here"),
     Cause(
-        rules=("zero_signal", "entropy"),
-        evidence=_solved,
-        fix="use harder prompts, or end the run here",
+        ("zero_signal",),
+        _never_solved,
+        "read a few completions: if they are right, correct the reward; else easier prompts, or more SFT",
     ),
-    Cause(
-        rules=("zero_signal",),
-        evidence=_never_solved,
-        fix="read a few completions: if they are right, correct the reward; else easier prompts, or more SFT",
-    ),
-    Cause(
-        rules=("zero_signal",),
-        evidence=_constant,
-        fix="correct the reward: it must differ between right and wrong answers",
-    ),
-    Cause(
-        rules=("zero_signal",),
-        evidence=_all_or_nothing,
-        fix="use prompts of medium difficulty, a larger group_size, or sampling.dynamic_sampling_rounds",
-    ),
+    Cause(("zero_signal",), _constant, "correct the reward: it must differ between right and wrong answers"),
 )
 """Causes from the likeliest to the least likely. A collapse and truncation come first: they look like other causes."""
 

@@ -9,7 +9,6 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 from rlcore.config import HealthConfig, Limit
@@ -28,7 +27,7 @@ class HealthRule:
     """A limit on one metric.
 
     Attributes:
-        make_reading: Create the function that maps ``(history, index)`` to a value, or None if there is no value.
+        make_reading: Create, for the metric, the function that maps ``(history, index)`` to a value or None.
         message: One sentence for the glossary.
         fix: Settings to change, for the log.
         lag: Updates between the measured weights and the end of the iteration: 1 for rollout metrics, else 0.
@@ -36,9 +35,9 @@ class HealthRule:
 
     name: str
     metric: str
-    make_reading: Callable[[], Reading]
     message: str
     fix: str
+    make_reading: Callable[[str], Reading] = lambda metric: raw(metric)
     lag: int = 1
 
 
@@ -85,7 +84,6 @@ class HealthReport:
 
     @property
     def stop(self) -> HealthFinding | None:
-        """First finding at level ``stop``, or None."""
         return next((finding for finding in self.findings if finding.level == "stop"), None)
 
 
@@ -144,7 +142,6 @@ class RewardHacking:
 
 
 def _half_width(row: Mapping[str, float]) -> float:
-    """Return the half-width of an evaluation's interval; 0 without an interval."""
     return (row.get("eval/accuracy_high", 0.0) - row.get("eval/accuracy_low", 0.0)) / 2.0
 
 
@@ -152,42 +149,40 @@ RULES: tuple[HealthRule, ...] = (
     HealthRule(
         name="kl",
         metric="kl/ref",
-        make_reading=partial(raw, "kl/ref"),
         message="The policy is far from the reference policy.",
         fix="lower learning_rate, raise kl.coefficient, or set update.early_stop_ref_kl",
     ),
     HealthRule(
         name="clip",
         metric="clip/fraction",
-        make_reading=partial(if_stepped, "clip/fraction"),
+        make_reading=if_stepped,
         message="The steps are so large that clipping removes most of the gradient.",
         fix="lower learning_rate, update.num_epochs or update.num_minibatches",
     ),
     HealthRule(
         name="entropy",
         metric="entropy",
-        make_reading=partial(raw, "entropy"),
         message="The policy is certain of every token and no longer explores.",
         fix="raise update.entropy_coefficient, sampling.temperature or the upper clip; lower learning_rate",
     ),
     HealthRule(
         name="zero_signal",
         metric="groups/zero_signal",
-        make_reading=lambda: signal_of_groups,
+        make_reading=lambda _: signal_of_groups,
         message="All completions of a prompt have equal rewards, for almost every prompt. Not applied with a critic.",
         fix="all solved: harder prompts; none solved: easier ones or more SFT; or set sampling.dynamic_sampling_rounds",
     ),
     HealthRule(
         name="length",
         metric="completion/length",
-        make_reading=lambda: length_ratio,
+        make_reading=lambda _: length_ratio,
         message="Completions are many times longer or shorter than in the run's first three iterations.",
         fix="read the shortest and longest completions; fix a length reward; check update.truncated_completions",
     ),
     HealthRule(
         name="reward_hacking",
         metric="eval/accuracy",
-        make_reading=RewardHacking,
+        make_reading=lambda _: RewardHacking(),
         lag=0,
         message="The reward (mean of five) is above that of the best evaluation; accuracy has dropped beyond noise.",
         fix="reward hacking: read the completions with the highest reward; fix the reward; raise kl.coefficient",
@@ -195,21 +190,19 @@ RULES: tuple[HealthRule, ...] = (
     HealthRule(
         name="critic",
         metric="value/explained_variance",
-        make_reading=partial(moving_average, "value/explained_variance"),
+        make_reading=moving_average,
         message="The critic (mean of five iterations) is worse than a constant, so advantages are noise.",
         fix="critic.warmup_iterations, critic.init_from = 'reward_model', lower critic.learning_rate",
     ),
     HealthRule(
         name="tools",
         metric="episode/parsed",
-        make_reading=partial(raw, "episode/parsed"),
         message="Almost no episode has a tool call that could be parsed.",
         fix="show a call in data.<name>.system_prompt or demonstrations; check episodes.call_format, max_turn_tokens",
     ),
     HealthRule(
         name="mismatch",
         metric="mismatch/kl",
-        make_reading=partial(raw, "mismatch/kl"),
         message="Engine and trainer compute different probabilities for the same weights.",
         fix="same precision and temperature on both sides; see docs/engines.md",
     ),
@@ -246,11 +239,10 @@ class _RuleState:
     def __init__(self, rule: HealthRule, limit: Limit) -> None:
         self.rule = rule
         self.last_healthy: int | None = None
-        self._limit, self._reading, self._value = limit, rule.make_reading(), 0.0
+        self._limit, self._reading, self._value = limit, rule.make_reading(rule.metric), 0.0
         self._stop, self._warn = _Streak(limit.stop), _Streak(limit.warn)
 
     def read(self, history: History, index: int) -> None:
-        """Read the row at the next index."""
         reading = self._reading(history, index)
         if reading is None:
             return
@@ -263,7 +255,6 @@ class _RuleState:
 
     @property
     def finding(self) -> HealthFinding | None:
-        """Current finding, or None."""
         streak = self._stop if self._stop.count else self._warn
         if not streak.count:
             return None
@@ -278,8 +269,6 @@ class _RuleState:
 
 @dataclass(slots=True)
 class _Streak:
-    """Number of consecutive readings beyond a limit, and the iteration of the first."""
-
     limit: float
     count: int = 0
     since: int = 0

@@ -78,8 +78,8 @@ def require_disjoint(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> N
     Raises:
         ConfigError: Names such a prompt.
     """
-    tokens, words = ({make(prompt) for prompt in held_out} for make in (_tokens_of, _words_of))
-    both = [prompt for prompt in prompts if _tokens_of(prompt) in tokens or _words_of(prompt) in words]
+    tokens, words = {prompt.token_ids for prompt in held_out}, set(map(_words_of, held_out))
+    both = [prompt for prompt in prompts if prompt.token_ids in tokens or _words_of(prompt) in words]
     if both:
         raise ConfigError(
             f"{len(both)} of {len(prompts)} training prompts are held-out prompts too, for example "
@@ -87,10 +87,6 @@ def require_disjoint(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> N
             where="held_out",
             fix="remove them from prompts or from held_out.prompts: an evaluation on trained prompts proves nothing",
         )
-
-
-def _tokens_of(prompt: Prompt) -> tuple[int, ...]:
-    return prompt.token_ids
 
 
 def _words_of(prompt: Prompt) -> tuple[tuple[str, str], ...] | str:

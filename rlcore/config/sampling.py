@@ -152,8 +152,7 @@ class AgentConfig:
     Each episode has its own process and an empty working folder with copies of ``files``.
     """
 
-    command: tuple[str, ...] = ()  # words of the command that starts the program
-    function: str = ""  # `module:function`, called with the task, instead of a command
+    command: tuple[str, ...]  # words of the command that starts the program
     files: tuple[str, ...] = ()  # files and folders that are copied into the working folder
     # columns of the task's row that the program may read; none by default: they may hold the answer
     columns: tuple[str, ...] = ()
@@ -174,20 +173,13 @@ class AgentConfig:
     sandbox_read: tuple[str, ...] = ()  # more paths that the program may read
 
     @property
-    def module(self) -> str:
-        """Module of the function, or ""."""
-        return self.function.partition(":")[0]
-
-    @property
     def without_folders(self) -> AgentConfig:
         """Return the config with files as bare names: cache keys cover their content, not their location."""
         return replace(self, files=tuple(PurePath(file).name for file in self.files), sandbox_read=())
 
     def __post_init__(self) -> None:
-        if bool(self.command) == bool(self.function):
-            raise ConfigError("give either command, such as ['python', 'agent.py'], or function = 'module:function'")
-        if self.function and not all(self.function.partition(":")):
-            raise ConfigError(f"function = {self.function!r} is not written as module:function")
+        if not self.command:
+            raise ConfigError("command has no word; give one, such as ['python', 'agent.py']")
         if own := [name for name in RESERVED if name in self.env]:
             raise ConfigError(f"env.{own[0]} is set by rlcore for each episode: leave it out")
         names = [PurePath(file).name for file in self.files]

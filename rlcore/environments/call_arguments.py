@@ -107,12 +107,10 @@ def _is_a(value: object, kind: str) -> bool:
 
 
 def _is_bool(value: object) -> bool:
-    """Tell booleans from numbers: Python's are integers, JSON's are not."""
     return isinstance(value, bool)
 
 
 def _from_text(properties: Mapping[str, Schema | bool], text: str, others: Schema | bool) -> dict[str, Any] | None:
-    """Return the arguments in a text; None if it has none."""
     try:
         value = json_value(text)
     except ValueError:
@@ -171,7 +169,6 @@ def _errors(schema: object, path: str, *, depth: int) -> Iterator[str]:
 
 
 def _size(schema: Schema | bool) -> tuple[int, int]:
-    """Count the subschemas of a schema, with itself, and the values of their enumerations."""
     if isinstance(schema, bool):
         return 1, 0
     sizes = [_size(each) for _, each in _subschemas(schema)]  # type: ignore[arg-type]  # it has no errors

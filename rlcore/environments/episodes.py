@@ -4,10 +4,9 @@
              trained     read, not trained                trained     read     trained
 
 All episodes of a batch advance together, and ended ones leave it. Sampled tokens are never re-encoded: the input of the
-next turn is exactly the token ids so far, and other tokens are an error. An episode ends with a turn without a call
-(``call_formats``), or is truncated (finish reason ``length``) by the limit of tokens per turn, of turns, or of all
-tokens. It never ends with tool output. Every turn prefills its whole history. Tools are those of
-:mod:`rlcore.environments.table`, an environment's methods, or both.
+next turn is exactly the token ids so far. An episode ends with a turn without a call, or is truncated (finish reason
+``length``) by the limit of tokens per turn, of turns, or of all tokens. It never ends with tool output. Tools are those
+of :mod:`rlcore.environments.table`, an environment's methods, or both.
 """
 
 from __future__ import annotations
@@ -22,26 +21,17 @@ from typing import Any
 import torch
 
 from rlcore.config import EpisodeConfig
-from rlcore.environments.base import ParsedCall, Tool, ToolFailure, ToolOutput, error_output
-from rlcore.environments.call_formats import format_of
-from rlcore.environments.environment import EnvironmentClass
-from rlcore.environments.environment_pool import MAX_FAILURES, EnvironmentPool, episode_seeds
+from rlcore.environments.base import ParsedCall, Tool, ToolFailure, ToolOutput, error_output, format_of
+from rlcore.environments.environment import MAX_FAILURES, EnvironmentClass, EnvironmentPool, episode_seeds
 from rlcore.environments.tool_output_template import make_tool_output_template, refuse_control_tokens, writes_tools
 from rlcore.errors import ConfigError, ModelError, SamplingError
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
+from rlcore.text.text_parts import Ids
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout, ToolCall
 
 TRUNCATED_REPLY = " [cut]"  # marks truncated tool output
-
-
-@dataclass(frozen=True, slots=True)
-class _ToolReply:
-    """Tool output: the token ids with the template around it, and the record of the call."""
-
-    token_ids: tuple[int, ...]
-    call: ToolCall
 
 
 class EpisodeSampler:
@@ -82,7 +72,6 @@ class EpisodeSampler:
 
     @property
     def policy_version(self) -> int:
-        """Version of the weights that the engine serves."""
         return self._engine.policy_version
 
     @property
@@ -91,15 +80,12 @@ class EpisodeSampler:
         return bool(self._declared or self._environment)
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        """Load the weights into the engine."""
         self._engine.load_weights(state, policy_version=policy_version)
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
-        """Return the engine's log-probability of each completion token, including tool output."""
         return self._engine.logprobs(prompt_ids, completion_ids, temperature=temperature)
 
     def differing_parts(self, state: Mapping[str, torch.Tensor]) -> list[str] | None:
-        """Return the parts in which the engine differs."""
         return self._engine.differing_parts(state)
 
     def sample(
@@ -130,7 +116,9 @@ class EpisodeSampler:
             groups = assign_rewards(
                 environments, self._play(opening, params, seed=seed, numbers=numbers, environments=environments)
             )
-        check_failures(failures_of(self._environment.name, groups), sum(map(len, groups)))
+        made = [each for group in groups for each in group]
+        failed = [each.reason for each in made if isinstance(each, FailedRollout)]
+        check_failures([reason for reason in failed if self._environment.name in reason], len(made))
         return groups
 
     def _play(
@@ -180,15 +168,14 @@ class EpisodeSampler:
             if isinstance(outcome, ToolFailure):
                 answered[key] = FailedRollout(prompt=episode.prompt, reason=f"{call.tool}: {outcome.reason}")
                 continue
-            reply = self._reply(episode.text, call, outcome)
-            if len(episode.completion_ids) + len(reply.token_ids) <= rooms[key[0]]:
-                answered[key] = _with_reply(episode, reply)
+            ids, record = self._reply(episode.text, call, outcome)
+            if len(episode.completion_ids) + len(ids) <= rooms[key[0]]:
+                answered[key] = _with_reply(episode, ids, record)
         return answered
 
     def _run(
         self, calls: Mapping[Key, ParsedCall], environments: EnvironmentPool | None
     ) -> dict[Key, ToolOutput | ToolFailure]:
-        """Return the answer to each call. Every tool is called once, with all its calls."""
         answers: dict[Key, ToolOutput | ToolFailure] = {
             key: error_output(call.error or f"there is no tool {call.tool!r}, only {', '.join(self._names)}")
             for key, call in calls.items()
@@ -206,7 +193,8 @@ class EpisodeSampler:
             answers |= environments.answer({key: call for key, call in calls.items() if key not in answers})
         return {key: answers[key] for key in calls}
 
-    def _reply(self, turn: str, call: ParsedCall, output: ToolOutput) -> _ToolReply:
+    def _reply(self, turn: str, call: ParsedCall, output: ToolOutput) -> tuple[Ids, ToolCall]:
+        """Return the token ids of a tool's output with the template around it, and the record of the call."""
         try:
             text = self._truncate(output.text)
             ids = self._frame.reply(text, call.call_id)
@@ -215,10 +203,9 @@ class EpisodeSampler:
             text = self._truncate(output.text)
             ids = self._frame.reply(text, call.call_id)
         tool = call.tool if call.tool in self._names else ""  # unknown names are not tools
-        return _ToolReply(token_ids=ids, call=ToolCall(text=turn, tool=tool, output=text, is_error=output.is_error))
+        return ids, ToolCall(text=turn, tool=tool, output=text, is_error=output.is_error)
 
     def _truncate(self, output: str) -> str:
-        """Truncate tool output to its token limit."""
         limit, ids = self._config.max_tool_output_tokens, self._tokenizer.encode(output)
         if len(ids) <= limit:
             return output
@@ -251,29 +238,23 @@ def _completed(made: Mapping[Key, Rollout | FailedRollout]) -> dict[Key, Rollout
     return {key: item for key, item in made.items() if isinstance(item, Rollout)}
 
 
-def _with_reply(rollout: Rollout, reply: _ToolReply) -> Rollout:
-    count = len(reply.token_ids)
+def _with_reply(rollout: Rollout, ids: Ids, call: ToolCall) -> Rollout:
     return replace(
         rollout,
-        completion_ids=rollout.completion_ids + reply.token_ids,
-        sampler_logprobs=rollout.sampler_logprobs + (0.0,) * count,
-        loss_mask=rollout.loss_mask + (False,) * count,
-        tool_calls=(*rollout.tool_calls, reply.call),
+        completion_ids=rollout.completion_ids + ids,
+        sampler_logprobs=rollout.sampler_logprobs + (0.0,) * len(ids),
+        loss_mask=rollout.loss_mask + (False,) * len(ids),
+        tool_calls=(*rollout.tool_calls, call),
     )
 
 
 def _history(episode: Rollout, name: str) -> Prompt:
-    """Return all tokens of an episode as a prompt with its own id."""
     prompt = episode.prompt
     return replace(prompt, prompt_id=f"{prompt.prompt_id}/{name}", token_ids=prompt.token_ids + episode.completion_ids)
 
 
 def _joined(episode: Rollout, turn: Rollout | FailedRollout) -> Rollout | FailedRollout:
-    """Append the next turn to an episode. Its version is the oldest of its turns.
-
-    Raises:
-        SamplingError: The turn does not continue the exact tokens so far.
-    """
+    """Append the next turn to an episode. Its version is the oldest of its turns."""
     if isinstance(turn, FailedRollout):
         return FailedRollout(prompt=episode.prompt, reason=turn.reason)
     if turn.prompt.token_ids != episode.prompt.token_ids + episode.completion_ids:
@@ -370,12 +351,6 @@ def assign_rewards(
     keys = [(i, j) for i, group in enumerate(groups) for j, made in enumerate(group) if isinstance(made, Rollout)]
     rewards = environments.rewards(keys)
     return [[_with_reward(made, rewards.get((i, j))) for j, made in enumerate(group)] for i, group in enumerate(groups)]
-
-
-def failures_of(name: str, groups: Sequence[Sequence[Rollout | FailedRollout]]) -> list[str]:
-    """Return the reasons of episodes in which the environment ``name`` failed."""
-    made = [each for group in groups for each in group]
-    return [each.reason for each in made if isinstance(each, FailedRollout) and name in each.reason]
 
 
 def check_failures(reasons: Sequence[str], count: int) -> None:

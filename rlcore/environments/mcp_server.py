@@ -58,7 +58,6 @@ class McpServer:
         self._client = await opened
 
     async def close(self) -> None:
-        """End the session, and the process that a command has started."""
         self._end.set()
         if self._task is not None:
             await self._task

@@ -21,7 +21,7 @@ class PythonTool:
     """Tool that runs each program in a new box, without state between calls.
 
     Errors of a program are text for the policy (the last line of its traceback). A failure of the sandbox is a
-    :class:`ToolFailure`. Only programs that read the clock or random numbers may give another output when repeated.
+    :class:`ToolFailure`.
     """
 
     name = "python"

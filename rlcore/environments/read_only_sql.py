@@ -3,10 +3,10 @@
     database = ReadOnlyDatabase({"stock": (("id", "price"), [(481, 57), (482, 12)])})
     database.answer("SELECT price FROM stock WHERE id=481")    # "57"
 
-The file is opened with ``mode=ro`` and has been unlinked: it cannot be written, and it disappears when closed. SQLite's
-authorizer allows a query to read the database's tables and to call deterministic functions. It refuses ATTACH, PRAGMA,
-writes, transactions, extensions and clocks. Work is limited in steps of SQLite's virtual machine, not in seconds, so
-that a query has the same answer on every machine and after every resume.
+The file is read-only and unlinked: it disappears when closed. SQLite's authorizer allows a query to read the database's
+tables and to call deterministic functions: no ATTACH, PRAGMA, writes, transactions, extensions and clocks. Work is
+limited in steps of SQLite's virtual machine, not in seconds, so that a query has the same answer on every machine and
+after every resume.
 """
 
 from __future__ import annotations
@@ -85,12 +85,10 @@ class ReadOnlyDatabase:
         return "\n".join([*shown, MORE] if len(rows) > len(shown) else shown) or "no rows"
 
     def close(self) -> None:
-        """Close the database, which deletes its file."""
         self._connection.close()
 
 
 def _opened(tables: Mapping[str, Table]) -> sqlite3.Connection:
-    """Return a read-only connection to an unlinked file."""
     made = sqlite3.connect(":memory:")
     for name, (columns, rows) in tables.items():
         made.execute(f'CREATE TABLE "{name}" ({", ".join(columns)})')

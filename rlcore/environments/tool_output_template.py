@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from rlcore.environments.call_formats import CallFormat
+from rlcore.environments.base import CallFormat
 from rlcore.errors import ConfigError, ModelError
 from rlcore.text.chat_template import TEMPLATE_FIX, render_turns, template_pieces
 from rlcore.text.text_parts import Ids, Part
@@ -97,7 +97,6 @@ def refuse_control_tokens(tokenizer: ChatTokenizer, declared: str) -> None:
 
 
 def _rendered(tokenizer: ChatTokenizer, output: str, tools: str) -> str:
-    """Return a conversation with one call and its output."""
     call = {"id": _CALL_ID, "type": "function", "function": {"name": _NAME, "arguments": {}}}
     turns: list[dict[str, Any]] = [
         {"role": "user", "content": "?"},

@@ -34,15 +34,11 @@ class Curves(Protocol):
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record finite metrics of a step; steps never decrease."""
-        ...
 
     def flush(self) -> None:
         """Make all records durable, as far as the tool allows."""
-        ...
 
-    def close(self) -> None:
-        """End the recording."""
-        ...
+    def close(self) -> None: ...
 
 
 def _import(package: str, module: str = "") -> Any:
@@ -212,7 +208,6 @@ class Tools:
                 each.write(max(self._last, each.resumed_at) if step is None else step, metrics)
 
     def flush(self) -> None:
-        """Make all records durable, as far as the tools allow."""
         for each in self._tools:
             each.flush()
 

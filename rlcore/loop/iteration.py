@@ -9,14 +9,12 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 
 from rlcore.checks.audit.audit import Audit
-from rlcore.checks.canaries import known_answers_canary, terms_canary
+from rlcore.checks.canaries.rewards import known_answers_canary, terms_canary
 from rlcore.checks.causes import unchanged
 from rlcore.checks.health import HealthMonitor
 from rlcore.checks.settings import require_disjoint
 from rlcore.components import Components
 from rlcore.errors import ConfigError, LearnerLostError, NonFiniteError
-from rlcore.loop.checkpoints import Checkpoints
-from rlcore.loop.history import History
 from rlcore.loop.prefetch import RolloutPrefetcher, mean_staleness
 from rlcore.loop.prompt_schedule import SampledGroups, schedule_of
 from rlcore.loop.recorder import LogRecorder, Recorder
@@ -29,7 +27,17 @@ from rlcore.loop.rollouts import (
     record_group_signals,
     replacement_metrics,
 )
-from rlcore.loop.run import START, Run, TrainResult, check_run_health, counted, restore_last_healthy, timed
+from rlcore.loop.run import (
+    START,
+    Checkpoints,
+    History,
+    Run,
+    TrainResult,
+    check_run_health,
+    counted,
+    restore_last_healthy,
+    timed,
+)
 from rlcore.loop.update import update_policy
 from rlcore.loop.weight_sync import calibrate_engines, calibration_messages, sync_when_idle
 from rlcore.sampling.base import sleep_engine, take_metrics
@@ -126,7 +134,6 @@ def iterate(run: Run) -> None:
 
 
 def _restart_ranks(run: Run, error: LearnerLostError) -> None:
-    """Start new ranks and resume from the newest checkpoint, or from the start."""
     run.recorder.log(str(error))
     run.prefetcher.drain()
     state = run.checkpoints.load()
@@ -216,10 +223,7 @@ def _rollout_metrics(run: Run, iteration: int, sampled: SampledGroups[list[Score
 
 
 def _needs_full_sync(run: Run, iteration: int) -> bool:
-    """Return True if the run syncs and verifies all weights after this iteration.
-
-    Otherwise the engine prefetches several iterations and loads copies of the weights between two batches.
-    """
+    """Return True if all weights are synced and verified after this iteration, not only loaded between two batches."""
     config = run.components.config
     is_evaluated = run.components.held_out is not None and _is_evaluated(run, iteration)
     return config.sampling.staleness <= 1 or is_evaluated or iteration == config.num_iterations
@@ -231,7 +235,6 @@ def _is_evaluated(run: Run, iteration: int) -> bool:
 
 
 def _cost_metrics(sampled: SampledGroups[list[ScoredRollout]], seconds: Mapping[str, float]) -> dict[str, float]:
-    """Return the number of rollouts and tokens, and the wall seconds of each phase of the iteration."""
     episodes = [item.rollout for group in (*sampled.groups, *sampled.replaced) for item in group]
     num_tokens = sum(len(sample.completion_ids) for rollout in episodes for sample in rollout.samples)
     return {
@@ -243,7 +246,6 @@ def _cost_metrics(sampled: SampledGroups[list[ScoredRollout]], seconds: Mapping[
 
 
 def _record(run: Run, iteration: int, metrics: dict[str, float], sampled: SampledGroups[list[ScoredRollout]]) -> None:
-    """Record an iteration's metrics, check the health rules, and write a checkpoint if one is due."""
     _require_finite(metrics)
     run.history.append({"iteration": iteration, **metrics})
     record_group_signals(run, iteration, sampled)
@@ -271,8 +273,7 @@ def _checkpoint(run: Run, *, protected: Collection[int]) -> None:
 def _checkpoint_on_interrupt(run: Run) -> None:
     """Write a checkpoint of the last iteration if it has none and nothing has changed since.
 
-    Skipped with prefetch, because waiting for rollouts takes longer than a user waits, and with a distributed learner,
-    because the signal reaches its processes too.
+    Not with prefetch, where it would wait for rollouts, nor with a distributed learner, which the signal reaches too.
     """
     if (
         run.pending_audit_state
@@ -285,7 +286,6 @@ def _checkpoint_on_interrupt(run: Run) -> None:
 
 
 def _check_rewards(components: Components, samples: list[Rollout]) -> list[str]:
-    """Probe each term of the reward and the verifier of held-out problems. Return notes on what cannot be probed."""
     prefill = components.tokenizer.prefill
     notes = terms_canary(components.reward, components.prompts, samples, prefill=prefill)
     if components.held_out:

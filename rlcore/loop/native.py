@@ -107,8 +107,7 @@ def _require_supported(config: RlConfig) -> None:
 def _identity(start: Path, config: RlConfig, prompts: Sequence[Prompt], *, seed: int) -> dict[str, str]:
     """Return the inputs that checkpoints must match: all that weights depend on, with a line per setting.
 
-    The reward is left out, because a function has no digest; so is the number of iterations, unless earlier iterations
-    depend on it.
+    Without the reward, which has no digest, and the number of iterations, unless earlier ones depend on it.
     """
     free = OBSERVERS if config.bound_to_length else (*OBSERVERS, "num_iterations")
     settings = {name: value for name, value in to_dict(config).items() if name not in free}
@@ -122,7 +121,6 @@ def _identity(start: Path, config: RlConfig, prompts: Sequence[Prompt], *, seed:
 
 
 def _lines(settings: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each setting as its dotted key and its value."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _lines(value, f"{prefix}{name}.")

@@ -5,11 +5,10 @@
     learner        [U1 on R1] [U2 on R2]     [U3 on R3]    so R2 is one update old when U2 begins
     sync                     |              |              after both: no request runs while weights are loaded
 
-With ``staleness = k`` the rollouts of iteration i are sampled with the weights of iteration i - 1 - k. This is fixed
-before the run and does not depend on speed. At most k sampled batches wait for the learner; then the engine waits for
-the next weights. Above 1 the engine does not stop for the learner: it loads a copy of the weights between two batches.
-
-A checkpoint stores the rollouts of the next k iterations, because the weights that sampled them are gone by then.
+With ``staleness = k`` the rollouts of iteration i are sampled with the weights of iteration i - 1 - k, whatever the
+speed. At most k sampled batches wait for the learner; then the engine waits for the next weights. Above 1 it loads a
+copy of the weights between two batches. A checkpoint stores the rollouts of the next k iterations, because the weights
+that sampled them are gone by then.
 """
 
 from __future__ import annotations
@@ -41,14 +40,10 @@ class RolloutPrefetcher:
         until: int,
         prepare: Callable[[], Callable[[], None] | None] = lambda: None,
     ) -> Groups:
-        """Return the rollouts of ``iteration`` and start sampling up to ``until``.
+        """Return the rollouts of ``iteration``, from 1 on, and start sampling up to ``until``.
 
-        Args:
-            sample: Sample the rollouts of an iteration with the weights that the engine serves.
-            iteration: Iteration number, starting at 1.
-            until: Last iteration to start.
-            prepare: Return a function that loads newer weights, or None. It runs before the first new batch, after all
-                batches that were started earlier.
+        ``sample``: sample the rollouts of an iteration with the weights that the engine serves. ``prepare``: return a
+        function that loads newer weights, or None; it runs before the first new batch, after all earlier ones.
 
         Raises:
             RlcoreError: Sampling of these or of later rollouts failed.
@@ -66,11 +61,7 @@ class RolloutPrefetcher:
         return self._batches.pop(iteration).result()
 
     def drain(self) -> None:
-        """Return when the engine is idle.
-
-        Raises:
-            RlcoreError: Sampling failed.
-        """
+        """Return when the engine is idle; raise the error of a batch that failed."""
         for batch in self._batches.values():
             batch.result()
 
@@ -80,13 +71,7 @@ class RolloutPrefetcher:
         return json.dumps(batches) if batches else ""
 
     def restore(self, state: str, first: int, prompts_for: Callable[[int], Sequence[Prompt]]) -> None:
-        """Restore a state of :meth:`state`.
-
-        Args:
-            state: JSON of the rollouts, or "".
-            first: Iteration of the first stored batch.
-            prompts_for: Return the prompts of an iteration.
-        """
+        """Restore a state of :meth:`state`, whose first batch is of the iteration ``first``."""
         self._batches = {}
         for number, batch in enumerate(json.loads(state) if state else [], start=first):
             self._batches[number] = Future()

@@ -58,10 +58,7 @@ class PromptSchedule:
         self._pending: dict[int, tuple[list[int], int]] = {}
 
     def prompts_for(self, iteration: int) -> list[Prompt]:
-        """Return the prompts of an iteration, choosing them on the first call.
-
-        Args:
-            iteration: Iteration number, starting at 1. It must not be recorded yet.
+        """Return the prompts of an iteration, from 1 on, choosing them on the first call.
 
         Raises:
             CheckpointError: The iteration was already recorded, so run and schedule are out of step.
@@ -76,16 +73,10 @@ class PromptSchedule:
         return [self._prompts[index] for index in self._pending[iteration][0]]
 
     def num_skipped(self, iteration: int) -> int:
-        """Return the number of prompts skipped for a pending iteration."""
         return self._pending[iteration][1]
 
     def record_signals(self, iteration: int, signals: Iterable[tuple[str, bool]]) -> None:
-        """Record which groups of an iteration had a signal, and close the iteration.
-
-        Args:
-            iteration: Iteration number.
-            signals: A ``(prompt_id, has_signal)`` pair per group. It is not consumed without prompt skipping.
-        """
+        """Record ``(prompt_id, has_signal)`` of each group, and close the iteration. Read only with prompt skipping."""
         if self._keep_prob < 1.0:
             for prompt_id, has_signal in signals:
                 if has_signal:
@@ -111,7 +102,6 @@ class PromptSchedule:
         self._pending = {int(key): (indices, skipped) for key, (indices, skipped) in state.get("pending", {}).items()}
 
     def _begin(self) -> None:
-        """Choose the prompts of the next iteration."""
         start, skipped = self._num_started * self._count, 0
         indices = []
         for position in range(start, start + self._count):
@@ -124,7 +114,6 @@ class PromptSchedule:
         self._pending[self._num_started] = (indices, skipped)
 
     def _next(self, name: str) -> int:
-        """Return the index of the next prompt of a dataset."""
         pool = self._pools[name]
         epoch, offset = divmod(self._cursors[name], len(pool))
         self._cursors[name] += 1
@@ -159,16 +148,9 @@ def replace_groups(
     *,
     max_rounds: int,
 ) -> SampledGroups[G]:
-    """Replace zero-signal groups until none, no prompts or no rounds are left.
+    """Replace zero-signal groups until none, no prompts or no rounds are left; those that cannot be replaced stay.
 
-    Args:
-        groups: Groups of the batch.
-        draw: ``draw(round, count)`` returns up to ``count`` groups of unused prompts. Rounds start at 1.
-        has_signal: Return True for groups that stay.
-        max_rounds: Maximum number of rounds.
-
-    Returns:
-        The final batch, which keeps zero-signal groups that could not be replaced.
+    ``draw(round, count)`` returns up to ``count`` groups of unused prompts. Rounds start at 1.
     """
     current = list(groups)
     replaced: list[G] = []

@@ -42,26 +42,21 @@ class Recorder(Protocol):
 
     def log(self, text: str) -> None:
         """Show a human-readable sentence."""
-        ...
 
     def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of an iteration, all of which are finite. docs/metrics.md explains each name."""
-        ...
 
     def rollouts(self, iteration: int, sampled: SampledGroups[list[ScoredRollout]]) -> None:
         """Record the scored groups of an iteration: those trained on, and those that dynamic sampling replaced."""
-        ...
 
     def stopped(self, stop: HealthStop) -> None:
         """Record that a health rule stopped the run. The last healthy checkpoint is restored already."""
-        ...
 
     def flush(self) -> None:
         """Write all records to durable storage, before a checkpoint is written.
 
         A run that resumes from a checkpoint records all later iterations again.
         """
-        ...
 
 
 class LogRecorder:

@@ -10,8 +10,8 @@ import torch
 
 from rlcore.algorithms.advantages import has_signal
 from rlcore.checks.audit.prompt_checks import require_groups
-from rlcore.checks.canaries import mask_canary
-from rlcore.components import Components, HeldOut
+from rlcore.checks.canaries.masks import mask_canary
+from rlcore.components import HeldOut
 from rlcore.errors import RewardError
 from rlcore.evaluation.intervals import accuracy, dataset_accuracy, dataset_scores
 from rlcore.loop.prompt_schedule import SampledGroups, interleave, replace_groups, unused_prompts
@@ -25,9 +25,7 @@ from rlcore.types import CORRECT_FROM, FailedRollout, Prompt, Rollout, Score, Sc
 
 
 def collect_groups(run: Run, iteration: int, seconds: dict[str, float]) -> SampledGroups[list[ScoredRollout]]:
-    """Sample and score the groups of an iteration, with dynamic sampling if it is enabled.
-
-    Adds the wall seconds of sampling and scoring to ``seconds``.
+    """Sample and score the groups of an iteration, with dynamic sampling if it is enabled; add their wall ``seconds``.
 
     Raises:
         SamplingError: The engine is broken.
@@ -103,11 +101,7 @@ def dataset_rewards(groups: Sequence[Sequence[ScoredRollout]], *, truncated: str
 
 
 def _score(run: Run, iteration: int, groups: Sequence[Sequence[Rollout]]) -> list[list[ScoredRollout]]:
-    """Score groups. If the grader fails too often, record them with their errors before the run stops.
-
-    Raises:
-        RewardError: The grader fails on more than a tenth of the rollouts.
-    """
+    """Score groups. If the grader fails too often, record them with their errors before the run stops."""
     scored = score_groups(run.components.reward, groups)
     try:
         check_error_rate([item.score for group in scored for item in group])
@@ -128,9 +122,6 @@ def evaluate_held_out(
 
     A problem that could not be sampled or graded counts as wrong, and in ``eval/failed``. Datasets whose verifier gives
     scores have their mean as ``eval/score/...``. ``check`` gets answers, scores and metrics.
-
-    Raises:
-        SamplingError: The engine is broken.
     """
     params = SamplingParams(temperature=1.0, max_new_tokens=max_new_tokens, num_samples=1, greedy=True)
     groups = sampler.sample(held_out.prompts, params, seed=0)
@@ -163,11 +154,13 @@ def _collect(run: Run, prompts: Sequence[Prompt], *purpose: int) -> list[list[Ro
 
     ``purpose``: iteration, and round of dynamic sampling.
     """
-    components = run.components
+    components, config = run.components, run.components.config
     seed = derive_seed(components.seed, "rollouts", *purpose)
     run.audit.check_seed(seed, *purpose)
-    groups = components.sampler.sample(prompts, _params(components), seed=seed)
-    require_groups(groups, prompts, components.config.group_size)
+    temperature, max_new_tokens = config.sampling.temperature, config.sampling.max_new_tokens
+    params = SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens, num_samples=config.group_size)
+    groups = components.sampler.sample(prompts, params, seed=seed)
+    require_groups(groups, prompts, config.group_size)
     failed = [item for group in groups for item in group if isinstance(item, FailedRollout)]
     if failed:
         run.audit.allow_missing(len(failed))
@@ -175,16 +168,6 @@ def _collect(run: Run, prompts: Sequence[Prompt], *purpose: int) -> list[list[Ro
     sampled = [[rollout for rollout in group if isinstance(rollout, Rollout)] for group in groups]
     mask_canary([rollout for group in sampled for rollout in group], components.tokenizer.eos_ids)
     return sampled
-
-
-def _params(components: Components) -> SamplingParams:
-    """Return the sampling parameters of a run's rollouts."""
-    config = components.config
-    return SamplingParams(
-        temperature=config.sampling.temperature,
-        max_new_tokens=config.sampling.max_new_tokens,
-        num_samples=config.group_size,
-    )
 
 
 def episode_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

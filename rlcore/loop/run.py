@@ -1,27 +1,31 @@
-"""Progress of an RL run: the mutable state that a checkpoint stores, and its health checks."""
+"""Progress of an RL run: the mutable state that a checkpoint stores, its history, checkpoints and health checks."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from rlcore.checks.audit.audit import Audit
-from rlcore.checks.canaries import EngineCalibration
+from rlcore.checks.canaries.sync import EngineCalibration
 from rlcore.checks.causes import explained
 from rlcore.checks.health import HealthFinding, HealthMonitor, HealthReport
 from rlcore.components import Components
-from rlcore.errors import TrainingError
-from rlcore.loop.checkpoints import Checkpoints
-from rlcore.loop.history import History
+from rlcore.errors import CheckpointError, TrainingError
 from rlcore.loop.prefetch import RolloutPrefetcher
 from rlcore.loop.prompt_schedule import PromptSchedule
 from rlcore.loop.recorder import HealthStop, Recorder
 from rlcore.progress import begin
+from rlcore.training.learner_protocol import LearnerProtocol
+from rlcore.training.manifest import AppendOnlyFile, Seal
 
+NAME = "history.jsonl"
+Row = dict[str, float]
 _RESTART = "; if the rules have changed since it began, remove {} to restart"
 
 START: Mapping[str, Any] = MappingProxyType(
@@ -37,7 +41,6 @@ class Run:
     Attributes:
         served_version: Version of the weights that the engine serves or loads next.
         findings: Findings of the health rules, each with its iteration.
-        stop: The stop by a health rule, or None.
         pending_audit_state: JSON state of the audit after the last iteration. Empty during an update, and if a
             checkpoint has it.
         protected_steps: Iterations whose checkpoints the health rules may restore.
@@ -201,3 +204,112 @@ def counted(seconds: dict[str, float], name: str) -> Iterator[None]:
     started = time.perf_counter()
     yield
     seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - started
+
+
+class History(list[Row]):
+    """Rows, one per iteration: its number under ``iteration``, and its metrics. Also in an append-only file.
+
+    A checkpoint stores the file's length and digest, so its size does not grow with the number of iterations.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._lines = AppendOnlyFile(folder / NAME)
+
+    def append(self, row: Mapping[str, float]) -> None:
+        super().append({name: float(value) for name, value in row.items()} | {"iteration": int(row["iteration"])})
+        self._lines.add(json.dumps(self[-1]))
+
+    def has(self, metric: str) -> bool:
+        return any(metric in row for row in self)
+
+    def seal(self) -> dict[str, Seal]:
+        """Flush all rows to disk and return the length and digest of the file, by file name.
+
+        Raises:
+            StorageError: The disk is full or write-protected.
+        """
+        return {NAME: self._lines.seal()}
+
+    def restore(self, sealed: Mapping[str, Seal]) -> None:
+        """Restore the rows that :meth:`seal` covered, and drop later ones.
+
+        Raises:
+            CheckpointError: The file differs from what was sealed.
+        """
+        self[:] = map(json.loads, self._lines.restore(sealed.get(NAME)))
+
+
+class Checkpoints:
+    """Checkpoints of one run in ``folder``, which the learner writes; only those with the same ``identity`` are loaded.
+
+    The clock, in seconds, decides when a checkpoint is written, never what a run computes: a killed run ends with the
+    same weights, whichever checkpoint it resumes from.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        learner: LearnerProtocol,
+        *,
+        identity: Mapping[str, str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder, self._learner, self._clock, self._identity = folder, learner, clock, dict(identity)
+        self._last = clock()
+
+    def is_due(self, iteration: int) -> bool:
+        """Return True if a checkpoint is written after this iteration.
+
+        The first iteration has one, which shows early whether the disk has room, and which a stopped run can restore.
+        The last has one too. In between :class:`rlcore.config.CheckpointConfig` decides.
+        """
+        config = self._learner.config
+        if iteration in (1, config.num_iterations):
+            return True
+        every = config.checkpoints
+        if every.every_iterations:
+            return iteration % every.every_iterations == 0
+        return self._clock() - self._last >= 60.0 * every.every_minutes
+
+    def save(self, iteration: int, *, run_state: Mapping[str, Any], protected: Collection[int] = ()) -> None:
+        """Write a checkpoint in the background. Keep the newest one up to each iteration in ``protected``.
+
+        Raises:
+            StorageError: This checkpoint or the previous one could not be written. Earlier ones are untouched.
+        """
+        state = {**run_state, "iteration": iteration, "identity": self._identity}
+        self._learner.save(self._folder, iteration, run_state=state, protected=protected)
+        self._last = self._clock()
+
+    def load(self, *, up_to: int | None = None) -> dict[str, Any] | None:
+        """Restore the learner from the newest checkpoint (up to ``up_to``). Return its run state, or None without one.
+
+        Raises:
+            CheckpointError: It has another identity, or every checkpoint is damaged.
+        """
+        return self._learner.load(self._folder, identity=self._identity, up_to=up_to)
+
+    def load_for(self, num_iterations: int) -> dict[str, Any] | None:
+        """Restore the newest checkpoint; of a longer run, the one after exactly ``num_iterations``.
+
+        Earlier ones of a longer run are not continued, because that would overwrite its history.
+
+        Raises:
+            CheckpointError: As :meth:`load`, or the run is longer and has no such checkpoint.
+        """
+        state = self.load()
+        if state is None or state["iteration"] <= num_iterations:
+            return state
+        done, state = state["iteration"], self.load(up_to=num_iterations)
+        if state is None or state["iteration"] != num_iterations:
+            raise CheckpointError(
+                f"{done} iterations are done, num_iterations = {num_iterations}, and no checkpoint after exactly "
+                f"{num_iterations} is kept",
+                where=str(self._folder),
+                fix=f"set num_iterations to {done} or more, or name another folder to start anew",
+            )
+        return state
+
+    def close(self) -> None:
+        self._learner.wait()

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlcore.checks.audit.audit import Audit
-from rlcore.checks.canaries import sample_canary
+from rlcore.checks.audit.prompt_checks import is_agents
+from rlcore.checks.canaries.masks import sample_canary
 from rlcore.components import Components
 from rlcore.errors import NonFiniteError
 from rlcore.hardware.memory import Footprint
@@ -36,8 +37,7 @@ def update_policy(
     Raises:
         TrainingError: No rollout can be trained on, or a single sequence does not fit in memory.
         NonFiniteError: NaN or infinity in a reward, or in too many consecutive losses or gradients.
-        StaleSamplerError, CanaryError: A training sample is incomplete, the end of a turn is not trained on, the engine
-            sampled with other weights or computes differently, or the audit found an error.
+        StaleSamplerError, CanaryError: A canary or the audit found an error.
     """
     components, learner = run.components, run.components.learner
     experience = build_experience(
@@ -50,8 +50,8 @@ def update_policy(
         need_old_logprobs=learner.config.update.needs_old_logprobs,
     )
     with counted(run.check_seconds, "canaries"):
-        is_agents = any(item.rollout.num_sampled is not None for group in sampled.groups for item in group)
-        sample_canary(experience.samples, components.tokenizer.eos_ids, is_agents=is_agents)
+        by_agents = is_agents([item for group in sampled.groups for item in group])
+        sample_canary(experience.samples, components.tokenizer.eos_ids, is_agents=by_agents)
     if audit:
         scheduled = run.prompt_schedule.prompts_for(iteration)
         audit.check_before_update(sampled.groups, experience, iteration, scheduled=scheduled, replaced=sampled.replaced)
@@ -76,7 +76,7 @@ def update_policy(
 def mean_kl(experience: Experience, metrics: Mapping[str, float]) -> float:
     """Return the KL to the reference policy in nats per episode, which the adaptive coefficient follows.
 
-    KL in the reward is summed over each episode. KL in the loss is measured per token, together with the loss.
+    KL in the reward is summed over each episode; KL in the loss is measured per token.
     """
     num_tokens = sum(int(sample.loss_mask.sum()) for sample in experience.samples)
     return experience.mean_kl + metrics.get("kl/ref", 0.0) * num_tokens / experience.num_episodes

@@ -1,8 +1,8 @@
 """Weight sync: send the learner's weights to the engine, and verify them.
 
-After each sync the engines' weights are compared with the learner's. Log-probabilities are compared on probes before
-the first update and after the first sync of a process, and on the rollouts in each update, which scores them anyway.
-With prefetch, rollouts are older than the learner's weights, so each sync has probes.
+After each sync the weights are compared. Log-probabilities are compared on probes before the first update and after the
+first sync of a process, and on the rollouts in each update, which scores them anyway. With prefetch, rollouts are older
+than the learner's weights, so each sync has probes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from rlcore.checks.canaries import (
+from rlcore.checks.canaries.sync import (
     EngineCalibration,
     ExpectedWeights,
     calibrate_engine,
@@ -32,11 +32,8 @@ from rlcore.types import Rollout
 def calibrate_engines(components: Components) -> tuple[list[EngineCalibration], list[Rollout]]:
     """Measure each engine while all of them hold the learner's first weights.
 
-    Returns:
-        A calibration per engine, and the completions that they sampled for the comparison.
-
-    Raises:
-        StaleSamplerError, CanaryError: An engine serves other weights than the learner's, or computes differently.
+    Return a calibration per engine, and the completions that they sampled for the comparison. Raise as
+    :func:`verify_sync`.
     """
     expected, calibrations, samples = _expected_weights(components), list[EngineCalibration](), list[Rollout]()
     for engine in replicas_of(components.engine):  # each holds its own weights
@@ -56,14 +53,9 @@ def calibration_messages(calibrations: Sequence[EngineCalibration]) -> list[str]
 
 
 def sync_when_idle(run: Run) -> dict[str, float]:
-    """Sync the weights of a run whose engine is idle.
+    """Sync the weights of a run whose engine is idle, and raise as :func:`verify_sync`.
 
-    Returns:
-        Metrics ``sync/...`` of the probes if the run prefetches. Else they are those of the rollouts.
-
-    Raises:
-        SamplingError: The engine rejects the weights.
-        StaleSamplerError, CanaryError: It serves other weights than the learner's, or computes differently.
+    Return metrics ``sync/...`` of the probes if the run prefetches; else they are those of the rollouts.
     """
     components, version = run.components, run.components.learner.policy_version
     prefetches = components.config.sampling.staleness > 0
@@ -79,8 +71,7 @@ def verify_sync(
 ) -> dict[str, float]:
     """Verify that every engine serves the learner's weights; ``by_probes``: and computes what the learner does.
 
-    Returns:
-        Metrics ``sync/...`` of the probes, the maximum over all engines.
+    Return metrics ``sync/...`` of the probes, the maximum over all engines.
 
     Raises:
         StaleSamplerError, CanaryError: An engine serves other weights, or computes differently.
@@ -97,13 +88,7 @@ def verify_sync(
 def verify_rollouts(run: Run, rollouts: Sequence[Rollout], stats: UpdateStats) -> dict[str, float]:
     """Verify that the engines sampled an iteration's rollouts with the learner's weights before its update, ``stats``.
 
-    Nothing is verified if the run prefetches.
-
-    Returns:
-        Metrics ``sync/...``, the maximum over all engines.
-
-    Raises:
-        StaleSamplerError, CanaryError: The rollouts have another policy version, or other log-probabilities.
+    Return metrics ``sync/...``, the maximum over all engines. Nothing is verified if the run prefetches.
     """
     components, version = run.components, stats.policy_version - 1
     if components.config.sampling.staleness:
@@ -145,9 +130,8 @@ def prepare_weight_load(run: Run) -> Callable[[], None] | None:
 
 def _state(components: Components) -> Mapping[str, torch.Tensor]:
     """Return the learner's weights; a copy if the engine may load them after later updates."""
-    return (
-        components.learner.copy_weights() if components.config.sampling.staleness > 1 else components.learner.weights()
-    )
+    learner = components.learner
+    return learner.copy_weights() if components.config.sampling.staleness > 1 else learner.weights()
 
 
 def _expected_weights(components: Components) -> ExpectedWeights:

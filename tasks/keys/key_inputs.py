@@ -11,7 +11,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
-from rlcore.config import AgentConfig, EngineConfig, EpisodeConfig, RewardTerm, SamplingConfig, to_dict
+from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, SamplingConfig, to_dict
 from rlcore.tasks.keys.cache_keys import OBSERVED, OBSERVERS, TRAINED, function_of, split_observers
 from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.kinds.kind import Stage
@@ -90,12 +90,10 @@ def versions(module: str, sections: Sections, *, chosen: Chosen = NOTHING_CHOSEN
 
 
 def _own_modules(sections: Sections) -> set[str]:
-    """Return the custom modules that the sections name and this interpreter runs: rewards, environments, agents."""
+    """Return the custom modules that the sections name and this interpreter runs: rewards, environments."""
     stage, sampling = sections.declared.get("stage"), _sampling_of(sections)
-    named: list[AgentConfig | EpisodeConfig | RewardTerm | None] = [
-        *(sections.declared.get(name) for name in ("episodes", "agent")),
-        *((sampling.episodes, sampling.agent) if sampling else ()),
-    ]
+    episodes = sections.declared.get("episodes")
+    named: list[EpisodeConfig | RewardTerm | None] = [episodes, sampling.episodes if sampling else None]
     named += (term for term in terms_of(stage).values() if not term.python) if stage else ()
     return {each.module for each in named if each is not None} - {""}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import re
@@ -104,10 +103,7 @@ def agent_errors(agent: AgentConfig, path: str) -> Iterator[str]:
         for number, file in enumerate(files):
             if not Path(file).exists():
                 yield f"{path}.{key}.{number} = {file!r}: no such file"
-    if agent.function:
-        yield from _function_errors(agent, path)
-    else:
-        yield from _command_errors(agent, path)
+    yield from _command_errors(agent, path)
     if sys.platform != "linux":
         yield f"{path}: processes of agents are ended by means of Linux; run it on Linux"
         return
@@ -116,7 +112,7 @@ def agent_errors(agent: AgentConfig, path: str) -> Iterator[str]:
 
 
 def agent_digests(agent: AgentConfig | None) -> list[tuple[str, str]]:
-    """Return names and digests of the files that an agent consists of: those it names, and its module's closure.
+    """Return names and digests of the files that an agent consists of.
 
     Raises:
         DataError: a file cannot be read.
@@ -124,8 +120,7 @@ def agent_digests(agent: AgentConfig | None) -> list[tuple[str, str]]:
     if agent is None:
         return []
     named = [word for word in agent.command if Path(word).is_absolute() and Path(word).is_file()]
-    modules = source_digests(agent.module) if agent.module else []
-    return [*modules, *(pair for file in (*agent.files, *named) for pair in _digests(Path(file)))]
+    return [pair for file in (*agent.files, *named) for pair in _digests(Path(file))]
 
 
 def _digests(path: Path) -> Iterator[tuple[str, str]]:
@@ -161,20 +156,6 @@ def _command_errors(agent: AgentConfig, path: str) -> Iterator[str]:
 def _source(word: str, copied: Mapping[str, Path]) -> Path | None:
     first, *rest = Path(word).parts or ("",)
     return Path(copied[first], *rest) if first in copied else None
-
-
-def _function_errors(agent: AgentConfig, path: str) -> Iterator[str]:
-    module, _, name = agent.function.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's module may raise anything, and end its script
-        yield (
-            f"{path}.function = {agent.function!r}: cannot be imported: {error}; name a function of a module in the "
-            "current folder or on PYTHONPATH"
-        )
-        return
-    if not callable(found):
-        yield f"{path}.function = {agent.function!r}: is not a function"
 
 
 def environment_errors(config: EpisodeConfig, path: str) -> list[str]:

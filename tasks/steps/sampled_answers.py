@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlcore.checks.canaries import mask_canary
+from rlcore.checks.canaries.masks import mask_canary
 from rlcore.checks.settings import check_context
 from rlcore.config import AnswersConfig
 from rlcore.data_contracts.characters import has_visible

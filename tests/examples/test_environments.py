@@ -7,8 +7,7 @@ import random
 import pytest
 
 from rlcore.environments.base import CallError, ParsedCall, ToolOutput, parse_call
-from rlcore.environments.environment import wrap_environment
-from rlcore.environments.environment_pool import EnvironmentPool
+from rlcore.environments.environment import EnvironmentPool, wrap_environment
 from rlcore.examples import stock, towns
 from rlcore.examples.environments import Stock, Towns
 from rlcore.examples.tool_task import ToolTask

@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.agreement import Spread
-from rlcore.checks.canaries import EngineCalibration, ExpectedWeights, sample_probes, sync_canary
+from rlcore.checks.canaries.sync import EngineCalibration, ExpectedWeights, sample_probes, sync_canary
 from rlcore.config import EngineConfig, ModelConfig, ShapeConfig, TimeoutConfig
 from rlcore.models.importing import import_model
 from rlcore.models.lora import AdaptedModel

@@ -15,6 +15,7 @@ from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
+from tests.rlcore.loop.conftest import make_components, start  # noqa: F401 - fixtures of runs
 
 SHAPE = ShapeConfig(hidden_size=32, num_layers=2, num_heads=4, num_kv_heads=2, intermediate_size=48, max_positions=128)
 

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rlcore.checks.audit import comparison, learner_state, prompt_checks
-from rlcore.checks.audit.discrepancy import Discrepancy
+from rlcore.checks.audit import Discrepancy, comparison, learner_state, prompt_checks
 from rlcore.checks.audit.draws import CompletionIndex, DrawAudit
-from rlcore.checks.audit.episode_checks import choose_episodes, is_agents
-from rlcore.checks.audit.evaluation_checks import Answers, EvaluationAudit
-from rlcore.checks.audit.reward_terms import RewardAudit, known_prompts
-from rlcore.checks.canaries import known_answers_canary
+from rlcore.checks.audit.prompt_checks import choose_episodes, is_agents
+from rlcore.checks.audit.reward_terms import Answers, EvaluationAudit, RewardAudit, known_prompts
+from rlcore.checks.canaries.rewards import known_answers_canary
 from rlcore.errors import CanaryError, CheckpointError, NonFiniteError
 from rlcore.models.integrity import digest_of_prompts
 from rlcore.seeding import derive_seed
@@ -61,7 +59,6 @@ class Audit:
 
     @property
     def is_on(self) -> bool:
-        """True if anything is audited."""
         return self._config.action != "off"
 
     def metrics(self) -> dict[str, float]:
@@ -76,11 +73,9 @@ class Audit:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the audit since the process started."""
         return self._budget.seconds
 
     def state(self) -> dict[str, Any]:
-        """Return the JSON state for a checkpoint."""
         return {
             "sampling": self._draws.state(),
             "ref_logprobs": self._ref_logprobs,
@@ -113,9 +108,8 @@ class Audit:
     def check_seed(self, seed: int, *purpose: int) -> None:
         """Check the seed of rollouts; ``purpose``: iteration, and round of dynamic sampling."""
         if self.is_on and seed != (right := learner_state.rollout_seed(self._components.seed, *purpose)):
-            summary, fix = "the seed of the rollouts", "every iteration, and round of dynamic sampling, has its own"
-            wrong = Discrepancy(summary=summary, expected=str(right), actual=str(seed), fix=fix)
-            self._report([wrong], purpose[0])
+            fix = "every iteration, and round of dynamic sampling, has its own"
+            self._report([Discrepancy("the seed of the rollouts", right, seed, fix=fix)], purpose[0])
 
     def check_before_update(
         self,
@@ -187,7 +181,7 @@ class Audit:
                 self._coefficient = learner_state.next_coefficient(config.kl, now, mean_kl=mean_kl, count=count)
             self._report(learner_state.penalty_errors(stats.metrics, self._penalty))
             self._penalty = learner_state.next_penalty(config, stats.metrics)
-            self._report([Discrepancy(summary=error, fix=_OPTIMIZER) for error in learner.step_errors()])
+            self._report([Discrepancy(error, fix=_OPTIMIZER) for error in learner.step_errors()])
             self._report(comparison.update_errors(stats, samples, config, kl=learner.kl_coefficient))
             self._check_moved(stats, samples)
         if self._audited:
@@ -222,8 +216,7 @@ class Audit:
             known_answers_canary(self._components.reward, self._known, prefill=self._components.tokenizer.prefill)
         for item in reversed(items):
             if error := self._rewards.error(item, batch):
-                summary, expected, actual = error
-                self._report([Discrepancy(summary=summary, expected=expected, actual=actual, rollout=item)])
+                self._report([Discrepancy(*error, rollout=item)])
 
     def _check_groups(self, groups: Groups, replaced: Groups, scheduled: Sequence[Prompt], iteration: int) -> None:
         components = self._components
@@ -292,7 +285,6 @@ class Audit:
             self._log_once(str(error))
 
     def _log_once(self, text: str) -> None:
-        """Log a message, unless one of its kind was logged before."""
         kind = text.partition(":")[2][:60]
         if kind not in self._logged:
             self._logged.add(kind)
@@ -309,12 +301,10 @@ class TimeBudget:
 
     @property
     def fraction(self) -> float:
-        """Seconds of the audit as a fraction of those of the run."""
         return self.seconds / max(self._clock() - self._began, 1e-9)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
-        """Add the seconds of a block."""
         started = self._clock()
         try:
             yield
@@ -322,7 +312,6 @@ class TimeBudget:
             self.seconds += self._clock() - started
 
     def begin(self) -> None:
-        """Begin an iteration."""
         self._before = self.seconds
 
     def end(self) -> None:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rlcore.algorithms.agreement import LIMITS, SLACK
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.checks.audit.discrepancy import Discrepancy
-from rlcore.checks.audit.episode_checks import episode_errors
+from rlcore.checks.audit import Discrepancy
+from rlcore.checks.audit.prompt_checks import episode_errors
 from rlcore.config import RlConfig
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.audit.reference_impl import expected, samples_of, trainable
@@ -21,7 +21,7 @@ from rlcore.training.audit.trials import Trial
 from rlcore.training.experience import Experience
 from rlcore.training.minibatches import num_policy_tokens
 from rlcore.training.update_stats import UpdateStats
-from rlcore.types import Rollout, ScoredRollout, TrainingSample
+from rlcore.types import ScoredRollout, TrainingSample
 
 if TYPE_CHECKING:
     from rlcore.components import Components
@@ -51,15 +51,13 @@ def sample_errors(
         return
     kept = [each for _, item in episodes for each in samples_of(item)]
     for item, sample in zip(kept, samples, strict=True):
-        if error := _shape_error(item.rollout, sample, config.sampling.max_new_tokens, has_tools=has_tools):
-            yield Discrepancy(summary=error[0], expected=error[1], actual=error[2], rollout=item)
+        if error := _shape_error(item, sample, config.sampling.max_new_tokens, has_tools=has_tools):
+            yield error
             return
     continues = config.critic.bootstrap_truncated
     for item, value in zip(kept, beyond, strict=True):
         if value and not (continues and item.rollout.finish_reason == "length"):
-            yield Discrepancy(
-                summary="the critic's value beyond an end", expected="0", actual=f"{value:.6g}", rollout=item
-            )
+            yield Discrepancy("the critic's value beyond an end", "0", f"{value:.6g}", rollout=item)
             return
     wanted = expected(groups, samples, config, penalty=penalty, next_values=beyond)
     if wanted is None:
@@ -82,20 +80,16 @@ def rollout_error(
     if rendered is not None and tuple(rendered) != tuple(sample.prompt_ids):
         shown = (tokenizer.hf_tokenizer.decode(list(ids))[-80:] for ids in (rendered, sample.prompt_ids))
         ours, theirs = map(repr, shown)
-        return Discrepancy(summary="the prompt's tokens", expected=ours, actual=theirs, rollout=item)
+        return Discrepancy("the prompt's tokens", ours, theirs, rollout=item)
     start, end = rollout.turns[-1]
     text = tokenizer.decode(rollout.completion_ids[start:end])
     # An agent's answer ends before its stop string, and a crashed agent has none.
     if text != rollout.text and not (rendered is None and text.startswith(rollout.text)):
-        return Discrepancy(
-            summary="the text that was scored", expected=repr(text[:80]), actual=repr(rollout.text[:80]), rollout=item
-        )
+        return Discrepancy("the text that was scored", repr(text[:80]), repr(rollout.text[:80]), rollout=item)
     turns = [tokenizer.decode(rollout.completion_ids[first:last]) for first, last in rollout.turns[:-1]]
     calls = [call.text for call in rollout.tool_calls[: len(turns)]]
     if rendered is not None and turns != calls:
-        return Discrepancy(
-            summary="the texts of earlier turns", expected=str(turns)[:160], actual=str(calls)[:160], rollout=item
-        )
+        return Discrepancy("the texts of earlier turns", str(turns)[:160], str(calls)[:160], rollout=item)
     return None
 
 
@@ -111,11 +105,11 @@ def slow_path_error(
     ``beyond``: the critic's value beyond the end of each sample.
     """
     for number, (item, sample) in enumerate(zip(items, samples, strict=True)):
-        for what, expected_value, found_value in _model_errors(item, sample, beyond[number], found, number, components):
-            return Discrepancy(summary=what, expected=expected_value, actual=found_value, rollout=item)
-    for trial, where in ((found.trial, "a few samples"), (found.random_trial, "a few samples at random ratios")):
-        if trial is not None and (error := _trial_error(trial, where, items[0])):
+        for error in _model_errors(item, sample, beyond[number], found, number, components):
             return error
+    for trial, where in ((found.trial, "a few samples"), (found.random_trial, "a few samples at random ratios")):
+        if trial is not None and (wrong := _trial_error(trial, where, items[0])):
+            return wrong
     return None
 
 
@@ -126,8 +120,7 @@ def _model_errors(
     found: SlowPathResult,
     number: int,
     components: Components,
-) -> Iterator[tuple[str, str, str]]:
-    """Yield the differences of one sample's log-probabilities and values from the slow path."""
+) -> Iterator[Discrepancy]:
     learner, config = components.learner, components.config
     own, positions = learner.facts.compute_dtype, list(found.positions[number])
     exact = max(components.engine_dtype, own, key=lambda dtype: torch.finfo(dtype).eps)
@@ -140,8 +133,8 @@ def _model_errors(
     if found.ref_logprobs and learner.has_reference:
         columns.append(("the reference's log-probabilities", found.ref_logprobs[number], sample.ref_logprobs, own))
     for name, ours, theirs, dtype in columns:
-        if error := _logprob_error(name, ours, theirs[positions], dtype):
-            yield error
+        if place := _logprob_error(ours, theirs[positions], dtype):
+            yield Discrepancy(f"{name} (of the token that differs most)", *place, rollout=item)
     if not found.values:
         return
     pairs = [("the critic's values", found.values[number], sample.values[positions])]
@@ -149,26 +142,26 @@ def _model_errors(
         of_end = torch.tensor([found.next_values[number]]), torch.tensor([beyond])
         pairs.append(("the critic's value beyond an end", *of_end))
     for name, ours, theirs in pairs:
-        if error := _value_error(name, ours, theirs, own):
-            yield error
+        if place := _value_error(ours, theirs, own):
+            yield Discrepancy(name, *place, rollout=item)
 
 
-def _shape_error(
-    rollout: Rollout, sample: TrainingSample, limit: int, *, has_tools: bool
-) -> tuple[str, str, str] | None:
+def _shape_error(item: ScoredRollout, sample: TrainingSample, limit: int, *, has_tools: bool) -> Discrepancy | None:
     """Return the error in tokens, mask or end of one completion, or None."""
+    rollout = item.rollout
     if sample.completion_ids != rollout.completion_ids or sample.prompt_ids != rollout.prompt.token_ids:
-        return "the training tokens", "those of the rollout at this index", "others"
+        return Discrepancy("the training tokens", "those of the rollout at this index", "others", rollout=item)
     mask = sample.loss_mask.tolist()
     own = list(rollout.loss_mask) if has_tools else [True] * len(mask)
     if mask != own:
         index = next(number for number, pair in enumerate(zip(mask, own, strict=True)) if pair[0] != pair[1])
         labels = {True: "trained on", False: "masked out"}
-        return f"the loss mask of token {index + 1} of {len(own)}", labels[own[index]], labels[mask[index]]
+        where = f"the loss mask of token {index + 1} of {len(own)}"
+        return Discrepancy(where, labels[own[index]], labels[mask[index]], rollout=item)
     if not has_tools and rollout.finish_reason == "length" and len(mask) != limit:
-        return "the length of a truncated completion", f"{limit} tokens", f"{len(mask)}"
+        return Discrepancy("the length of a truncated completion", f"{limit} tokens", len(mask), rollout=item)
     if not torch.equal(sample.sampler_logprobs, torch.tensor(rollout.sampler_logprobs)):
-        return "the engine's log-probabilities", "those of the rollout", "others"
+        return Discrepancy("the engine's log-probabilities", "those of the rollout", "others", rollout=item)
     return None
 
 
@@ -185,14 +178,13 @@ def _value_errors(
         differs = ((tensor.double() - expected_values).abs() > bound) & sample.loss_mask
         if bool(differs.any()):
             index = int(differs.nonzero()[0, 0])
-            what = f"the {name} of token {index + 1} of {len(wanted)}"
-            shown = f"{wanted[index]:.6g}", f"{float(tensor[index]):.6g}"
-            yield Discrepancy(summary=what, expected=shown[0], actual=shown[1], rollout=item)
+            what, found = f"the {name} of token {index + 1} of {len(wanted)}", float(tensor[index])
+            yield Discrepancy(what, f"{wanted[index]:.6g}", f"{found:.6g}", rollout=item)
             return
 
 
-def _logprob_error(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> tuple[str, str, str] | None:
-    """Return an error if rounding does not explain the differences, by the limits of the sync canary."""
+def _logprob_error(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> tuple[str, str] | None:
+    """Return both values of a token if rounding does not explain the differences, by the limits of the sync canary."""
     difference = (theirs - ours).abs()
     odds = difference / (-torch.expm1(ours)).clamp(min=SLACK)
     limits = LIMITS[dtype]
@@ -200,30 +192,28 @@ def _logprob_error(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) 
     if float(odds.mean()) <= mean_bound and float(difference.max()) <= limits.max_abs:
         return None
     index = int(difference.argmax())
-    return f"{name} (of the token that differs most)", f"{float(ours[index]):.6g}", f"{float(theirs[index]):.6g}"
+    return f"{float(ours[index]):.6g}", f"{float(theirs[index]):.6g}"
 
 
-def _value_error(name: str, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> tuple[str, str, str] | None:
+def _value_error(ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> tuple[str, str] | None:
     share = 0.1 if dtype.itemsize < 4 else 1e-3
     excess = (theirs - ours).abs() - share * (1.0 + ours.abs())
     if float(excess.mean() if dtype.itemsize < 4 else excess.max()) <= 0.0:
         return None
     index = int(excess.argmax())
-    return name, f"{float(ours[index]):.6g}", f"{float(theirs[index]):.6g}"
+    return f"{float(ours[index]):.6g}", f"{float(theirs[index]):.6g}"
 
 
 def _trial_error(trial: Trial, where: str, item: ScoredRollout) -> Discrepancy | None:
     for name, (theirs, ours, slack) in trial.losses.items():
         if not abs(theirs - ours) <= slack + 1e-7:
-            return Discrepancy(
-                summary=f"{name} of {where}", expected=f"{ours:.6g}", actual=f"{theirs:.6g}", rollout=item
-            )
+            return Discrepancy(f"{name} of {where}", f"{ours:.6g}", f"{theirs:.6g}", rollout=item)
     for name, each in trial.gradients.items():
         if not each.distance <= _GRADIENT * each.norm_sum + _NO_GRADIENT:
             return Discrepancy(
-                summary=f"the gradient of {name}",
-                expected=f"a norm of {each.expected:.4g}",
-                actual=f"{each.actual:.4g}, with a difference of norm {each.distance:.4g}",
+                f"the gradient of {name}",
+                f"a norm of {each.expected:.4g}",
+                f"{each.actual:.4g}, with a difference of norm {each.distance:.4g}",
                 rollout=item,
             )
     return None
@@ -249,7 +239,7 @@ def metric_errors(
     for name, value in wanted.items():
         found = experience.metrics.get(name, math.nan)
         if not abs(found - value) <= _CLOSE * (1.0 + abs(value)):
-            yield Discrepancy(summary=f"the metric {name}", expected=f"{value:.6g}", actual=f"{found:.6g}")
+            yield Discrepancy(f"the metric {name}", f"{value:.6g}", f"{found:.6g}")
 
 
 def update_errors(
@@ -257,8 +247,7 @@ def update_errors(
 ) -> Iterator[Discrepancy]:
     """Yield discrepancies of an update: it must have a gradient, and train on all samples with a signal.
 
-    ``kl``: coefficient of the KL to the reference policy. Updates with skipped steps, and those that warm up a critic,
-    are not checked.
+    ``kl``: coefficient of the KL to the reference policy. Skipped steps and the warm-up of a critic are not checked.
     """
     if stats.skipped or stats.policy_version <= config.critic.warmup_iterations:
         return
@@ -267,17 +256,15 @@ def update_errors(
     rejects = config.update.rollout_correction.mode == "mask"  # masked tokens have no gradient
     if differ and not rejects and not stats.metrics.get("gradient_norm", 0.0) > 0.0:
         summary = "advantages differ, but the gradient of every weight is 0"
-        yield Discrepancy(summary=summary, fix="no step was taken, or no trainable weight is in the forward pass")
+        yield Discrepancy(summary, fix="no step was taken, or no trainable weight is in the forward pass")
     in_loss = (kl > 0.0 and config.kl.apply_to == "loss") or config.update.entropy_coefficient > 0.0
     counted = samples if in_loss or ALGORITHMS[config.algorithm].uses_critic else teaching
-    expected, found = (
-        num_policy_tokens(counted) / max(1, num_policy_tokens(samples)),
-        stats.metrics["update/token_fraction"],
-    )
+    expected = num_policy_tokens(counted) / max(1, num_policy_tokens(samples))
+    found = stats.metrics["update/token_fraction"]
     if counted and abs(found - expected) > 1e-6:
         yield Discrepancy(
-            summary="the fraction of tokens that were trained on",
-            expected=f"{expected:.4f}",
-            actual=f"{found:.4f}",
+            "the fraction of tokens that were trained on",
+            f"{expected:.4f}",
+            f"{found:.4f}",
             fix="every micro-batch must be trained on once per epoch; check how they are made",
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from rlcore.checks.audit.discrepancy import Discrepancy
+from rlcore.checks.audit import Discrepancy
 from rlcore.checks.audit.learner_state import rollout_seed
 from rlcore.sampling.base import replicas_of
 from rlcore.sampling.native import NativeSampler
@@ -57,7 +57,6 @@ class DrawAudit:
         return self._test.log_capital / math.log(10.0)
 
     def state(self) -> dict[str, Any]:
-        """Return the JSON state for a checkpoint."""
         return self._test.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -165,10 +164,8 @@ def unselected_rollouts(
 
 def _discrepancy(test: SamplingTest, level: float) -> Discrepancy:
     return Discrepancy(
-        summary=(
-            "tokens are not sampled from the log-probabilities that the engine reports: "
-            f"{test.best_bet} ({test.num_tokens} tokens, false alarm rate 1 in {1 / level:.0f} runs)"
-        ),
+        "tokens are not sampled from the log-probabilities that the engine reports: "
+        f"{test.best_bet} ({test.num_tokens} tokens, false alarm rate 1 in {1 / level:.0f} runs)",
         fix="check the engine's logit processors: temperature, top-k, banned tokens",
     )
 
@@ -202,7 +199,6 @@ class SamplingTest:
 
     @property
     def best_bet(self) -> str:
-        """Hypothesis of the bet with the largest gain."""
         tilt, group = divmod(int(self._groups.argmax()), GROUPS)
         ids = f"{group}, {group + GROUPS}, {group + 2 * GROUPS} and so on"
         kinds = ("turns end", "tokens of the completion so far occur", "tokens of prompt or completion occur")
@@ -227,14 +223,10 @@ class SamplingTest:
         tokens: Sequence[int] = (),
         siblings: Sequence[Sequence[int]] = (),
     ) -> None:
-        """Bet on tokens of one completion.
+        """Bet on tokens of one completion, by the log-probabilities that the engine reports.
 
-        Args:
-            features: Features of the tokens.
-            reported: Their log-probabilities, as the engine reports them.
-            generator: Generator of the draws that spread a token over its own mass.
-            tokens: The completion from its start, if the features cover all of it.
-            siblings: Earlier completions of its group.
+        ``generator``: of the draws that spread a token over its own mass. ``tokens``: the completion from its start, if
+        the features cover all of it. ``siblings``: earlier completions of its group.
         """
         column = torch.tensor(list(reported), dtype=torch.float64)
         gain = features.own - column
@@ -274,12 +266,10 @@ class SamplingTest:
         self.num_tokens += len(positions)
 
     def state(self) -> dict[str, Any]:
-        """Return the JSON state for a checkpoint."""
         groups = self._groups.tolist()
         return {"logs": self._logs, "counts": self._counts, "groups": groups, "num_tokens": self.num_tokens}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a state."""
         if len(state["logs"]) != NUM_BETS:  # of other bets: the test begins again
             return
         self._logs, self._counts = list(state["logs"]), [list(each) for each in state["counts"]]
@@ -298,7 +288,6 @@ class SamplingTest:
         ]
 
     def _bet_on_groups(self, features: Features, gain: float) -> float:
-        """Return the log capital of all bets on id groups."""
         counts = torch.bincount(features.group.long(), minlength=GROUPS).double()
         for number, tilt in enumerate(GROUP_TILTS):
             self._groups[number] += gain + tilt * counts - (features.groups * math.expm1(tilt)).log1p().sum(0)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from rlcore.checks.audit.discrepancy import Discrepancy
+from rlcore.checks.audit import Discrepancy
 from rlcore.config import KlConfig, RlConfig, UpdateConfig
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.text.packing import TokenSequence
@@ -33,12 +33,12 @@ def learner_state_errors(components: Components, iteration: int, *, coefficient:
     """
     learner, kl = components.learner, components.config.kl
     if learner.policy_version != iteration - 1:
-        expected, found = f"{iteration - 1} updates", str(learner.policy_version)
-        yield Discrepancy(summary="the learner's policy version", expected=expected, actual=found, fix=_RESUMED)
+        expected = f"{iteration - 1} updates"
+        yield Discrepancy("the learner's policy version", expected, learner.policy_version, fix=_RESUMED)
     right = kl.coefficient if coefficient is None else coefficient
     if not math.isclose(learner.kl_coefficient, right, rel_tol=1e-9):
         expected, found = f"{right:g}", f"{learner.kl_coefficient:g}"
-        yield Discrepancy(summary="the coefficient of the KL", expected=expected, actual=found, fix=_RESUMED)
+        yield Discrepancy("the coefficient of the KL", expected, found, fix=_RESUMED)
 
 
 def mean_kl(samples: Sequence[TrainingSample], metrics: Mapping[str, float], config: RlConfig) -> float:
@@ -60,12 +60,8 @@ def mean_kl(samples: Sequence[TrainingSample], metrics: Mapping[str, float], con
 def measure_error(name: str, found: float, expected: float, *, tolerance: float = _EDGE) -> Iterator[Discrepancy]:
     """Yield a discrepancy if a measured number is not the expected one."""
     if not abs(found - expected) <= tolerance * (1.0 + abs(expected)):
-        yield Discrepancy(
-            summary=name,
-            expected=f"{expected:.6g}",
-            actual=f"{found:.6g}",
-            fix="check how it is measured: over which tokens, per token or per episode, before or after the steps",
-        )
+        fix = "check how it is measured: over which tokens, per token or per episode, before or after the steps"
+        yield Discrepancy(name, f"{expected:.6g}", f"{found:.6g}", fix=fix)
 
 
 def next_coefficient(kl: KlConfig, now: float, *, mean_kl: float, count: int) -> float | None:
@@ -86,8 +82,7 @@ def penalty_errors(metrics: Mapping[str, float], expected: float | None) -> Iter
     """Yield a discrepancy if an update had another coefficient of the penalty than ``expected``; None: unknown."""
     found = metrics.get("kl/penalty_coefficient", 0.0)
     if expected is not None and not math.isclose(found, expected, rel_tol=1e-9):
-        summary = "the coefficient of the penalty"
-        yield Discrepancy(summary=summary, expected=f"{expected:g}", actual=f"{found:g}", fix=_RESUMED)
+        yield Discrepancy("the coefficient of the penalty", f"{expected:g}", f"{found:g}", fix=_RESUMED)
 
 
 def next_penalty(config: RlConfig, metrics: Mapping[str, float]) -> float | None:
@@ -111,7 +106,7 @@ def arrival_errors(
         groups.setdefault(group, []).append(digest)
     members, whole = list(groups.values()), sorted(digest for _, digest in digests)
     if not stats.arrived:
-        yield Discrepancy(summary="the learner reports no digest of its training samples", fix=_CHANGED)
+        yield Discrepancy("the learner reports no digest of its training samples", fix=_CHANGED)
     for rank, epochs in enumerate(stats.arrived):
         for epoch, found in enumerate(epochs):
             order, count = shuffled(len(members), seed, "minibatches", epoch), min(update.num_minibatches, len(members))
@@ -119,7 +114,7 @@ def arrival_errors(
             if list(found) != list(map(digest_of_digests, parts)):
                 where = f"epoch {epoch + 1}" + (f" on rank {rank}" if len(stats.arrived) > 1 else "")
                 yield Discrepancy(
-                    summary=f"the training samples of {where} are not the {len(whole)} audited ones, each once, in "
+                    f"the training samples of {where} are not the {len(whole)} audited ones, each once, in "
                     f"{count} minibatches by this epoch's shuffle (found {len(found)})",
                     fix=_CHANGED,
                 )
@@ -141,7 +136,7 @@ def epoch_errors(stats: UpdateStats, update: UpdateConfig) -> Iterator[Discrepan
             wanted = f"{epoch}" if epoch < done else f"more than {done} of {update.num_epochs}"
             summary = f"the epochs of the update, by the KL of epoch {epoch}, {shown}"
             fix = "check how the mean KL of an epoch is measured and compared with its limit"
-            yield Discrepancy(summary=summary, expected=wanted, actual=str(done), fix=fix)
+            yield Discrepancy(summary, wanted, done, fix=fix)
             return
 
 
@@ -165,4 +160,4 @@ def reference_errors(components: Components, now: list[float], first: list[float
     moved = max((abs(one - other) for one, other in zip(now, first, strict=True)), default=0.0)
     if not moved <= _MOVED[components.learner.facts.compute_dtype.itemsize < 4]:
         summary = f"the reference policy has changed: a log-probability differs by {moved:.3g} nats from the start"
-        yield Discrepancy(summary=summary, fix="the reference policy must stay frozen, also after a resume")
+        yield Discrepancy(summary, fix="the reference policy must stay frozen, also after a resume")

@@ -1,6 +1,7 @@
-"""Audit of prompts and groups: the prompts of an iteration are scheduled, and every rollout is in its prompt's group.
+"""Audit of prompts, groups and episodes.
 
-The schedule is recomputed exactly from the seed; groups are compared by ids.
+The prompts of an iteration are scheduled, which is recomputed exactly from the seed. Every rollout is in its prompt's
+group, by ids. Every sample belongs to its episode, and every sampled token is trained once.
 """
 
 from __future__ import annotations
@@ -9,19 +10,19 @@ import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rlcore.checks.audit.discrepancy import Discrepancy
-from rlcore.checks.audit.episode_checks import is_agents
+from rlcore.checks.audit import Discrepancy
 from rlcore.config import RlConfig
 from rlcore.errors import CanaryError
 from rlcore.seeding import shuffled
-from rlcore.training.audit.reference_impl import EQUAL, is_trainable
-from rlcore.types import Prompt, Rollout, ScoredRollout
+from rlcore.training.audit.reference_impl import EQUAL, is_trainable, samples_of
+from rlcore.types import Prompt, Rollout, ScoredRollout, TrainingSample
 
 if TYPE_CHECKING:
     from rlcore.components import Components
 
 Groups = Sequence[Sequence[ScoredRollout]]
 _CYCLE = 1000  # length of the dataset cycle
+_BRANCH_FIX = "check how the calls of an agent become branches, and how branches become training samples"
 _FIX = "check how prompts are chosen, and how rollouts are regrouped after sampling and scoring"
 
 
@@ -52,7 +53,7 @@ def prompt_errors(scheduled: Sequence[Prompt], expected: Sequence[str] | None) -
     if expected is None or [prompt.prompt_id for prompt in scheduled] == list(expected):
         return
     shown = [", ".join(map(repr, ids[:4])) for ids in (list(expected), [prompt.prompt_id for prompt in scheduled])]
-    yield Discrepancy(summary="the prompts of the iteration", expected=shown[0], actual=shown[1], fix=_FIX)
+    yield Discrepancy("the prompts of the iteration", shown[0], shown[1], fix=_FIX)
 
 
 def row_errors(groups: Groups, rows: Mapping[str, Prompt]) -> Iterator[Discrepancy]:
@@ -63,8 +64,8 @@ def row_errors(groups: Groups, rows: Mapping[str, Prompt]) -> Iterator[Discrepan
         for name in ("reference", "columns", "task", "dataset"):
             wanted, given = (repr(getattr(prompt, name))[:80] for prompt in (own, found))
             if getattr(own, name) != getattr(found, name):
-                summary, fix = f"the {name} of prompt {found.prompt_id!r}", "rewards would be those of another prompt"
-                yield Discrepancy(summary=summary, expected=wanted, actual=given, rollout=item, fix=fix)
+                fix = "rewards would be those of another prompt"
+                yield Discrepancy(f"the {name} of prompt {found.prompt_id!r}", wanted, given, rollout=item, fix=fix)
                 return
 
 
@@ -74,9 +75,8 @@ def version_errors(groups: Groups, iteration: int, *, staleness: int) -> Iterato
     for item in (item for group in groups for item in group):
         for sample in item.rollout.samples:
             if sample.policy_version != wanted:
-                found, fix = str(sample.policy_version), "check when weights are loaded, and how far rollouts are ahead"
-                summary = "the policy version of a rollout"
-                yield Discrepancy(summary=summary, expected=str(wanted), actual=found, rollout=item, fix=fix)
+                found, fix = sample.policy_version, "check when weights are loaded, and how far rollouts are ahead"
+                yield Discrepancy("the policy version of a rollout", wanted, found, rollout=item, fix=fix)
                 return
 
 
@@ -105,11 +105,10 @@ def replacement_errors(
     pairs = {"groups": (current, ids), "replaced groups": (wanted, list(map(_id_of, replaced)))}
     for what, (expected, found) in pairs.items():
         if expected != found:
-            summary, shown = (
-                f"the {what} of dynamic sampling, by their rewards",
-                (", ".join(expected), ", ".join(found)),
+            shown = [", ".join(each)[:80] for each in (expected, found)]
+            yield Discrepancy(
+                f"the {what} of dynamic sampling, by their rewards", shown[0] or "none", shown[1], fix=_FIX
             )
-            yield Discrepancy(summary=summary, expected=shown[0][:80] or "none", actual=shown[1][:80], fix=_FIX)
             return
 
 
@@ -148,7 +147,7 @@ def group_errors(
 ) -> Iterator[Discrepancy]:
     """Yield discrepancies of the groups of an iteration; ``num_missing`` rollouts have failed."""
     if len(groups) != len(scheduled):
-        yield Discrepancy(summary="groups", expected=str(len(scheduled)), actual=str(len(groups)), fix=_FIX)
+        yield Discrepancy("groups", len(scheduled), len(groups), fix=_FIX)
         return
     own = {prompt.prompt_id for prompt in scheduled}
     for number, (group, prompt) in enumerate(zip(groups, scheduled, strict=True), start=1):
@@ -156,19 +155,19 @@ def group_errors(
         others = ids - {prompt.prompt_id}
         is_fresh = config.sampling.dynamic_sampling_rounds > 0 and len(ids) == 1 and not ids & own
         if others and not is_fresh:
-            shown = f"one prompt, {prompt.prompt_id!r}", f"{', '.join(map(repr, sorted(ids)[:4]))}"
-            yield Discrepancy(summary=f"group {number}", expected=shown[0], actual=shown[1], rollout=group[0], fix=_FIX)
+            wanted, found = f"one prompt, {prompt.prompt_id!r}", ", ".join(map(repr, sorted(ids)[:4]))
+            yield Discrepancy(f"group {number}", wanted, found, rollout=group[0], fix=_FIX)
             return
         if len({item.rollout.prompt.token_ids for item in group}) > 1 and not is_agents(group):
-            yield Discrepancy(summary=f"the prompt of group {number} has different tokens", rollout=group[0], fix=_FIX)
+            yield Discrepancy(f"the prompt of group {number} has different tokens", rollout=group[0], fix=_FIX)
             return
     everyone = [item for group in groups for item in group]
     if len({id(item.rollout) for item in everyone}) < len(everyone):
-        yield Discrepancy(summary="a rollout is in the training batch twice", fix=_FIX)
+        yield Discrepancy("a rollout is in the training batch twice", fix=_FIX)
     missing = len(groups) * config.group_size - len(everyone)
     if max(map(len, groups), default=0) > config.group_size or missing > num_missing:
         found, wanted = ", ".join(str(len(group)) for group in groups), f"{config.group_size} rollouts each"
-        yield Discrepancy(summary="the sizes of the groups", expected=wanted, actual=found[:80], fix=_FIX)
+        yield Discrepancy("the sizes of the groups", wanted, found[:80], fix=_FIX)
 
 
 def require_groups(groups: Sequence[Sequence[object]], prompts: Sequence[Prompt], num_samples: int) -> None:
@@ -205,3 +204,55 @@ def _mix(weights: tuple[tuple[str, float], ...]) -> tuple[str, ...]:
 @functools.lru_cache(maxsize=16)
 def _order(count: int, seed: int, name: str, epoch: int) -> list[int]:
     return shuffled(count, seed, *(("prompts", name, epoch) if name else ("prompts", epoch)))
+
+
+def is_agents(items: Sequence[ScoredRollout]) -> bool:
+    """Return True if an agent played: prompts are then its own, and its turns are no calls of our tools."""
+    return any(item.rollout.num_sampled is not None for item in items)
+
+
+def episode_errors(
+    kept: Sequence[tuple[int, ScoredRollout]], samples: Sequence[TrainingSample]
+) -> Iterator[Discrepancy]:
+    """Yield discrepancies of the samples' episodes and groups, and of "sampled tokens = trained tokens".
+
+    ``kept``: number of the group and trainable rollout, in the order of the episodes.
+    """
+    parts = [(episode, group) for episode, (group, item) in enumerate(kept) for _ in samples_of(item)]
+    if len(parts) != len(samples):
+        yield Discrepancy("samples to train on", len(parts), len(samples), fix=_BRANCH_FIX)
+        return
+    trained = [0] * len(kept)
+    for number, ((episode, group), sample) in enumerate(zip(parts, samples, strict=True)):
+        if (sample.episode, sample.group) != (episode, group):
+            wanted, found = f"{episode} of group {group}", f"{sample.episode} of group {sample.group}"
+            summary, item = f"the episode of sample {number}", kept[episode][1]
+            yield Discrepancy(summary, wanted, found, rollout=item, fix=_BRANCH_FIX)
+            return
+        trained[episode] += int(sample.loss_mask.sum())
+    for count, (_, item) in zip(trained, kept, strict=True):
+        sampled = item.rollout.num_sampled
+        if count != sampled and (item.rollout.branches or sampled is not None):
+            wanted = "a count of the sampled ones" if sampled is None else f"the {sampled} that were sampled"
+            found = f"{count}, in {len(item.rollout.samples)} samples"
+            summary = "the tokens of an episode that are trained on"
+            yield Discrepancy(summary, wanted, found, rollout=item, fix=_BRANCH_FIX)
+            return
+
+
+def choose_episodes(samples: Sequence[TrainingSample], count: int, *, seed: int, iteration: int) -> list[list[int]]:
+    """Return the indices of the samples of ``count`` random episodes.
+
+    One of them has an advantage if there is any, and one of those several samples if there is any.
+    """
+    members: dict[int, list[int]] = {}
+    for index, sample in enumerate(samples):
+        members.setdefault(sample.episode, []).append(index)
+    episodes = list(members.values())
+    order = [episodes[number] for number in shuffled(len(episodes), seed, "audit", iteration)]
+    moved = [own for own in order if any(bool(samples[index].advantages.any()) for index in own)]
+    chosen = [*[own for own in moved if len(own) > 1][:1], *order]
+    chosen = [own for place, own in enumerate(chosen) if own not in chosen[:place]][:count]
+    if not any(own in moved for own in chosen):
+        chosen[-1:] = moved[:1] or chosen[-1:]
+    return chosen

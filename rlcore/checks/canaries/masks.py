@@ -13,10 +13,7 @@ def mask_canary(rollouts: Sequence[Rollout], eos_ids: Collection[int]) -> None:
 
     Tool output between two turns is masked, including any EOS in it; no completion ends with it. A turn of an agent may
     end at a stop string instead; all tokens that were sampled for it are trained on. The samples of an episode are of
-    one prompt, and one of them at least is trained on.
-
-    Raises:
-        CanaryError: Names the first error of each rollout.
+    one prompt, and one of them at least is trained on. A CanaryError names the first error of each rollout.
     """
     errors = [f"{r.prompt.prompt_id}: {error}" for r in rollouts if (error := _episode_error(r, eos_ids))]
     _require_none(errors, len(rollouts), "rollouts")
@@ -26,9 +23,6 @@ def sample_canary(samples: Sequence[TrainingSample], eos_ids: Collection[int], *
     """Apply the checks of :func:`mask_canary` to training samples, whose loss mask the update uses.
 
     ``is_agents``: agents played the episodes.
-
-    Raises:
-        CanaryError: Names the first error of each sample.
     """
     errors = [f"sample {i}: {error}" for i, s in enumerate(samples) if (error := _sample_error(s, eos_ids, is_agents))]
     _require_none(errors, len(samples), "training samples")

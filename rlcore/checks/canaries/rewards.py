@@ -38,14 +38,11 @@ class RewardProbe:
 def terms_canary(
     reward: WeightedReward, prompts: Sequence[Prompt], samples: Sequence[Rollout], *, prefill: str = ""
 ) -> list[str]:
-    """Probe every term of the training reward; ``prefill`` as in :func:`reward_canary`.
+    """Probe every term of the training reward; ``prefill`` as in :func:`reward_probes`.
 
     A verifier and a format reward score known answers in several orders. A custom function must not be an inverted
     verifier. Every other term, and functions, score ``samples``: values must be finite, and follow the order of the
-    samples. A judge is not called twice.
-
-    Returns:
-        A note on each term that could not be probed.
+    samples. A judge is not called twice. Return a note on each term that could not be probed.
 
     Raises:
         CanaryError: A term is wrong on a known answer, scores in another order, or returns a value that is not finite.
@@ -71,14 +68,7 @@ def terms_canary(
 
 
 def known_answers_canary(reward: WeightedReward, prompts: Sequence[Prompt], *, prefill: str = "") -> list[str]:
-    """Probe only terms with known answers, which is cheap enough for every checkpoint.
-
-    Returns:
-        A note on each verifier that could not be probed.
-
-    Raises:
-        CanaryError: A term is wrong on a known answer.
-    """
+    """Probe only terms with known answers, which is cheap enough for every checkpoint; as :func:`terms_canary`."""
     notes = []
     for term in _weighted(reward).terms:
         if probes := _probes_of(term.reward, [prompt for prompt in prompts if term.applies_to(prompt)], prefill):
@@ -89,11 +79,6 @@ def known_answers_canary(reward: WeightedReward, prompts: Sequence[Prompt], *, p
 
 
 def _weighted(reward: WeightedReward) -> WeightedReward:
-    """Return the reward.
-
-    Raises:
-        ConfigError: It is a plain function.
-    """
     if not isinstance(reward, WeightedReward):
         raise ConfigError(
             f"a reward or verifier is a {type(reward).__name__}, not the result of function_reward or build_rewards",
@@ -102,21 +87,13 @@ def _weighted(reward: WeightedReward) -> WeightedReward:
     return reward
 
 
-def reward_canary(reward: RewardFn, prompts: Sequence[Prompt], *, prefill: str = "") -> None:
-    """Check that known right answers score right and known wrong ones wrong.
+def reward_probes(prompt: Prompt, *, prefill: str = "") -> list[RewardProbe]:
+    """Return one right completion of ``prompt``, if its answer is known, and several wrong ones.
 
     The right answer is the reference answer; wrong ones are an empty text, a sentence, the reference's number plus one,
     and two answers that contain the right one: ``12 or 13`` and ``112`` for 12. If the chat template opens the thinking
     (``prefill``), they close it first.
-
-    Raises:
-        CanaryError: Names every probe with a wrong score or without a score.
     """
-    check_probes(reward, [probe for prompt in prompts for probe in reward_probes(prompt, prefill=prefill)])
-
-
-def reward_probes(prompt: Prompt, *, prefill: str = "") -> list[RewardProbe]:
-    """Return one right completion of ``prompt``, if its answer is known, and several wrong ones."""
     answer = known_answer(prompt)
     texts = {} if answer is None else {_tagged(answer): True}
     texts |= {"": False, _tagged(_NO_ANSWER): False}
@@ -150,7 +127,6 @@ def check_probes(reward: RewardFn, probes: Sequence[RewardProbe]) -> None:
 
 
 def _probes_of(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> list[RewardProbe]:
-    """Return completions for which this term's result is known."""
     known = unwrap_reward(reward)
     if isinstance(known, FunctionReward):
         return []
@@ -215,11 +191,7 @@ def _check_samples(reward: RewardFn, samples: Sequence[Rollout]) -> list[str]:
 
 
 def _finite(reward: RewardFn, samples: Sequence[Rollout]) -> list[float]:
-    """Return the scores; NaN for unscored completions.
-
-    Raises:
-        CanaryError: No completion was scored, or a score is not finite.
-    """
+    """Return the scores, at least one and all finite; NaN for unscored completions."""
     scores = scores_of(reward, samples)
     values = [score.value for score in scores if score.value is not None]
     if not all(map(math.isfinite, values)):

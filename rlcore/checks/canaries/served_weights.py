@@ -53,7 +53,7 @@ def verify_served_weights(
 def differing_parts(engine: Sampler, state: Mapping[str, Tensor]) -> set[str]:
     """Return the modules of the engine whose weights may differ from ``state``, the weights of a model's files.
 
-    A tied head is in no file. Some engines store it as a matrix of its own, others as their embedding.
+    A tied head is in no file; engines store it as a matrix of its own, or as their embedding.
     """
     found = set(engine.differing_parts(_with_head(state)) or ())
     if found == {"head"} and _HEAD not in state:
@@ -62,7 +62,6 @@ def differing_parts(engine: Sampler, state: Mapping[str, Tensor]) -> set[str]:
 
 
 def _stored(model: Path) -> dict[str, Tensor]:
-    """Load the weights of a model's files."""
     state: dict[str, Tensor] = {}
     for path in sorted(model.glob("*.safetensors")):
         with safe_open(path, framework="pt") as stored:
@@ -71,17 +70,12 @@ def _stored(model: Path) -> dict[str, Tensor]:
 
 
 def _with_head(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Add a tied head to the weights of files."""
     embeddings = [tensor for name, tensor in state.items() if "embed" in name or "wte" in name]
     return state if _HEAD in state or not embeddings else {**state, _HEAD: embeddings[0]}
 
 
 def _compare(engine: Sampler, model: Path, prompts: Sequence[Prompt], runtime: Runtime, *, seed: int) -> None:
-    """Compare the engine's log-probabilities of its completions with the model's.
-
-    Raises:
-        CanaryError: They differ by more than rounding.
-    """
+    """Compare the engine's log-probabilities of its completions with the model's, up to rounding."""
     params = SamplingParams(temperature=_TEMPERATURE, max_new_tokens=PROBE_TOKENS, num_samples=1)
     probes = sample_probes(engine, prompts, params, seed=seed)
     reported = torch.tensor([value for probe in probes for value in probe.sampler_logprobs])

@@ -6,8 +6,7 @@ Three checks, none of which replaces another:
 2. its weights, module by module, equal the learner's in the engine's precision, bit for bit. This finds a stale module
    after any step, except steps that vanish in rounding;
 3. the log-probabilities that it reports at the run's temperature equal the learner's, up to rounding. This finds wrong
-   computations with right weights. See ``agreement``. New completions are probes; rollouts of the newest weights cost
-   nothing, because the update scores them anyway.
+   computations with right weights. See ``agreement``.
 """
 
 from __future__ import annotations
@@ -84,11 +83,7 @@ def sample_probes(
 
 
 def calibrate_engine(engine: Sampler, probes: Sequence[Rollout], expected: ExpectedWeights) -> EngineCalibration:
-    """Measure an engine before any update, when differences to the learner are only rounding.
-
-    Raises:
-        StaleSamplerError, CanaryError: As in :func:`sync_canary`.
-    """
+    """Measure an engine before any update, when differences to the learner are only rounding; as ``sync_canary``."""
     found = _compare(engine, probes, expected)
     check_agreement(found, noise=None, dtype=expected.dtype)
     unverified = frozenset(engine.differing_parts(expected.state) or ())
@@ -98,10 +93,7 @@ def calibrate_engine(engine: Sampler, probes: Sequence[Rollout], expected: Expec
 def sync_canary(
     engine: Sampler, probes: Sequence[Rollout], expected: ExpectedWeights, calibration: EngineCalibration
 ) -> dict[str, float]:
-    """Check version, weights and log-probabilities after a sync; ``probes`` were sampled after it.
-
-    Returns:
-        Metrics ``sync/...``.
+    """Check version, weights and log-probabilities after a sync, and return metrics ``sync/...``.
 
     Raises:
         StaleSamplerError: Another policy version, or other weights than the learner's.
@@ -124,13 +116,7 @@ def rollouts_canary(
     """Check the log-probabilities of rollouts that engines sampled with the learner's weights before its update.
 
     ``first_tokens`` as in :class:`~rlcore.training.update_stats.UpdateStats`. Of each engine as many random tokens are
-    compared as probes have, so that errors and false alarms are as likely.
-
-    Returns:
-        Metrics ``sync/...`` of each engine that has a token.
-
-    Raises:
-        CanaryError: As in :func:`sync_canary`.
+    compared as probes have, so that errors and false alarms are as likely. Return metrics of each engine with a token.
     """
     metrics = []
     for replica, calibration in enumerate(calibrations):
@@ -178,11 +164,7 @@ def _compare(engine: Sampler, probes: Sequence[Rollout], expected: ExpectedWeigh
 
 
 def require_version(policy_version: int, served: Iterable[int]) -> None:
-    """Check the versions that an engine and its completions report.
-
-    Raises:
-        StaleSamplerError: Another version.
-    """
+    """Check the versions that an engine and its completions report."""
     others = set(served) - {policy_version}
     if others:
         raise StaleSamplerError(

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from rlcore.agents.gateway import Gateway, Session
+from rlcore.agents.gateway import Gateway
 from rlcore.agents.sampler import AgentSampler
 from rlcore.agents.sampler import Episode as Played
+from rlcore.agents.session import Session
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt

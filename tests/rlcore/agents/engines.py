@@ -10,6 +10,21 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
 
+def completion(
+    prompt: Prompt, ids: Sequence[int], text: str, *, logprobs: Sequence[float] = (), version: int = 0, is_cut: bool
+) -> Rollout:
+    """A completion of an engine; without ``logprobs`` each token has -1."""
+    return Rollout(
+        prompt=prompt,
+        completion_ids=tuple(ids),
+        sampler_logprobs=tuple(logprobs) or (-1.0,) * len(ids),
+        loss_mask=(True,) * len(ids),
+        policy_version=version,
+        finish_reason="length" if is_cut else "stop",
+        text=text,
+    )
+
+
 class Parrot(ScriptedSampler):
     """Engine that answers every request with ``answer`` of the prompt's text, after ``before``."""
 
@@ -37,12 +52,4 @@ class Parrot(ScriptedSampler):
         text = self._answer(self._tokenizer.decode(prompt.token_ids))
         whole = (*self._tokenizer.encode(text), *self._tokenizer.end_of_turn)
         ids = whole[: params.max_new_tokens]
-        return Rollout(
-            prompt=prompt,
-            completion_ids=ids,
-            sampler_logprobs=(-1.0,) * len(ids),
-            loss_mask=(True,) * len(ids),
-            policy_version=self.policy_version,
-            finish_reason="stop" if ids == whole else "length",
-            text=self._tokenizer.decode(ids),
-        )
+        return completion(prompt, ids, self._tokenizer.decode(ids), version=self.policy_version, is_cut=ids != whole)

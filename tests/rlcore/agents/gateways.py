@@ -16,15 +16,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from rlcore.agents.desk import Desk
-from rlcore.agents.gateway import Gateway, Limits, Session
-from rlcore.agents.requests import read_chat
-from rlcore.agents.responses import Stored, read_responses
+from rlcore.agents.gateway import Desk, Gateway
+from rlcore.agents.requests import Stored, read_chat, read_responses
+from rlcore.agents.session import Limits, Session
 from rlcore.openai_api.requests import Fields, read_json
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
+from tests.rlcore.agents.engines import completion
 from tests.rlcore.environments.tool_templates import HERMES, with_template
 from tests.waiting import LONG
 
@@ -98,15 +98,8 @@ class RandomSampler(ScriptedSampler):
         while len(ids) < params.max_new_tokens and (not ids or ids[-1] not in self._tokenizer.eos_ids):
             ends = drawn.random() < self._end_rate
             ids.append(self._tokenizer.eos_ids[0] if ends else drawn.choice(self._others))
-        return Rollout(
-            prompt=prompt,
-            completion_ids=tuple(ids),
-            sampler_logprobs=tuple(-drawn.random() - 0.1 for _ in ids),
-            loss_mask=(True,) * len(ids),
-            policy_version=self.policy_version,
-            finish_reason="stop" if ids[-1] in self._tokenizer.eos_ids else "length",
-            text=self._tokenizer.decode(ids),
-        )
+        logprobs, is_cut = [-drawn.random() - 0.1 for _ in ids], ids[-1] not in self._tokenizer.eos_ids
+        return completion(prompt, ids, self._tokenizer.decode(ids), logprobs=logprobs, is_cut=is_cut)
 
 
 class Gated(RandomSampler):

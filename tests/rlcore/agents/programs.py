@@ -8,8 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rlcore.agents.processes import Agents, Ended
-from rlcore.agents.program import Program
+from rlcore.agents.program import Agents, Ended, Program
 from rlcore.agents.sampler import Episode
 from rlcore.config import AgentConfig
 from rlcore.types import Message, Prompt

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.agents.gateway import Record
+from rlcore.agents.session import Record
 from rlcore.agents.tree import advice, episode_lines
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt

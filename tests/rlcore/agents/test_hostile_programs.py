@@ -20,8 +20,7 @@ from uuid import uuid4
 
 import pytest
 
-from rlcore.agents.processes import Agents, Ended
-from rlcore.agents.program import Program, open_program
+from rlcore.agents.program import Agents, Ended, Program, open_program
 from rlcore.config import AgentConfig
 from rlcore.openai_api.guard import Receive, Scope, Send
 from rlcore.openai_api.server import ServerThread

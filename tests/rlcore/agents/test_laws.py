@@ -14,11 +14,10 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rlcore.agents.desk import Desk
-from rlcore.agents.gateway import Gateway
+from rlcore.agents.gateway import Desk, Gateway
 from rlcore.agents.requests import read_chat
 from rlcore.agents.session import Asked, Limits, Session
-from rlcore.checks.canaries import mask_canary
+from rlcore.checks.canaries.masks import mask_canary
 from rlcore.openai_api.requests import ApiError
 from rlcore.sampling.base import SamplingParams
 from rlcore.text.tokenization import ChatTokenizer

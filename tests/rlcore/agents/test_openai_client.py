@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from rlcore.agents.gateway import Gateway, Record, Session
-from rlcore.agents.session import Limits
+from rlcore.agents.gateway import Gateway
+from rlcore.agents.session import Limits, Record, Session
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.rlcore.agents.gateways import ADD, CALL, Gated, running, scripted

@@ -21,8 +21,7 @@ import pytest
 
 from rlcore.agents import program as programs
 from rlcore.agents.gateway import Gateway
-from rlcore.agents.processes import KEPT_BYTES, Agents, Ended
-from rlcore.agents.program import Program, open_program, task_of
+from rlcore.agents.program import KEPT_BYTES, Agents, Ended, Program, open_program, task_of
 from rlcore.config import AgentConfig
 from rlcore.errors import DataError, SandboxError
 from rlcore.text.tokenization import ChatTokenizer
@@ -150,21 +149,6 @@ def test_a_folder_that_is_too_large_to_copy_is_refused_with_its_limit(
         pass
 
 
-@pytest.mark.parametrize("sandbox", [False, True])
-@pytest.mark.parametrize("kind", ["def", "async def"])
-def test_a_function_is_called_with_the_task(
-    kind: str, sandbox: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if sandbox:
-        require_bubblewrap()
-    (tmp_path / "my_agent.py").write_text(f"import os\n{kind} play(task):\n    print(task['prompt_id'], os.getcwd())\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    with open_program(AgentConfig(function="my_agent:play", sandbox=sandbox)) as program:
-        ended = run(program)
-        assert ended.failure == ""
-        assert ended.output.startswith(f"p {program.room}")
-
-
 SEEN = """
 import os, pathlib, socket, urllib.error, urllib.request
 def reach(port):
@@ -248,7 +232,7 @@ def test_a_temporary_folder_with_too_long_a_path_is_refused_with_a_fix(
 
 
 RUN = """
-from rlcore.agents.processes import Agents
+from rlcore.agents.program import Agents
 from rlcore.agents.program import open_program
 from rlcore.config import AgentConfig
 from tests.rlcore.agents.programs import PROMPT

@@ -16,8 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rlcore.agents.gateway import Gateway
-from rlcore.agents.requests import DECIDED_BY_THE_RUN, OFFER, WITHOUT_EFFECT, read_chat
-from rlcore.agents.responses import Stored, read_responses
+from rlcore.agents.requests import DECIDED_BY_THE_RUN, OFFER, WITHOUT_EFFECT, Stored, read_chat, read_responses
 from rlcore.agents.session import Limits, Session
 from rlcore.openai_api.requests import ApiError, Json
 from rlcore.text.text_parts import PartEncoder

@@ -15,7 +15,7 @@ from rlcore.agents import sampler as samplers
 from rlcore.agents.gateway import Gateway
 from rlcore.agents.sampler import AgentSampler, rollout_of
 from rlcore.agents.session import Asked, Session
-from rlcore.checks.canaries import mask_canary
+from rlcore.checks.canaries.masks import mask_canary
 from rlcore.config import AgentConfig
 from rlcore.errors import DataError, SamplingError
 from rlcore.metrics import find_metric

@@ -15,17 +15,16 @@ from hypothesis import strategies as st
 from rlcore.agents import gateway as gateways
 from rlcore.agents import history, session
 from rlcore.agents.gateway import Gateway
-from rlcore.agents.rendering import PromptRenderer
+from rlcore.agents.rendering import PromptRenderer, ReplyReader, as_seen, first_stop
 from rlcore.agents.requests import Turn
 from rlcore.agents.session import Limits
-from rlcore.agents.turns import ReplyReader, as_seen, first_stop
-from rlcore.environments.call_formats import FORMATS
+from rlcore.environments.base import FORMATS
 from rlcore.sampling.base import SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tests.chat_shapes import CORPUS, KINDS, SHAPES, load_tokenizer
 from tests.quick import within_seconds
-from tests.rlcore.agents.engines import Parrot
+from tests.rlcore.agents.engines import Parrot, completion
 from tests.rlcore.agents.gateways import (
     ADD,
     RandomSampler,
@@ -84,8 +83,8 @@ CALL = '<tool_call>{"name": %s, "arguments": %s}</tool_call>'
 @pytest.mark.parametrize(
     ("form", "text"),
     [
-        ("hermes", '<tool_call>{"name": "add"'), ("hermes", f"{HERMES}<tool_call>{{}}</tool_call>"),
-        ("hermes", CALL % ('"add"', '"3"')), ("hermes", CALL % ('"search web"', "{}")),
+        ("hermes", f"{HERMES}<tool_call>{{}}</tool_call>"), ("hermes", CALL % ('"add"', '"3"')),
+        ("hermes", CALL % ('"search web"', "{}")),
         ("hermes", CALL % ('""', "{}")), ("hermes", CALL % ('"add()"', "{}")), ("hermes", CALL % ('"加法"', "{}")),
         ("hermes", CALL % ('"%s"' % ("a" * 129), "{}")), ("hermes", CALL % ('"add"', '{"a": NaN}')),
         ("hermes", CALL % ('"add"', '{"a": [-Infinity]}')), ("hermes", CALL % ('"add"', '{"a": 1e999}')),
@@ -147,15 +146,8 @@ TEXTS = st.text(max_size=12) | st.sampled_from(
 
 
 def rollout_of(ids: Sequence[int]) -> Rollout:
-    return Rollout(
-        prompt=Prompt(prompt_id="p", messages=(), token_ids=(1,), reference="", task=""),
-        completion_ids=tuple(ids),
-        sampler_logprobs=tuple(-float(number) for number in range(len(ids))),
-        loss_mask=(True,) * len(ids),
-        policy_version=0,
-        finish_reason="length",
-        text="",
-    )
+    prompt = Prompt(prompt_id="p", messages=(), token_ids=(1,), reference="", task="")
+    return completion(prompt, ids, "", logprobs=[-float(number) for number in range(len(ids))], is_cut=True)
 
 
 @settings(max_examples=100)
@@ -228,15 +220,7 @@ class Saying(Parrot):
 
     def _answered(self, prompt: Prompt, params: SamplingParams) -> Rollout:
         ids = (*self._tokenizer.encode(self._turn, "template"), *self._tokenizer.end_of_turn)
-        return Rollout(
-            prompt=prompt,
-            completion_ids=ids,
-            sampler_logprobs=(-1.0,) * len(ids),
-            loss_mask=(True,) * len(ids),
-            policy_version=0,
-            finish_reason="stop",
-            text="",
-        )
+        return completion(prompt, ids, "", is_cut=False)
 
 
 def tokenizers(tokenizer: ChatTokenizer) -> Mapping[str, ChatTokenizer]:
@@ -336,27 +320,16 @@ def test_a_repeated_request_gets_the_bytes_that_were_written_first(
     assert [sum(each.values()) for each in written] == [1, 1]
 
 
-def test_a_stop_string_after_many_broken_characters_is_found_at_once(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
-) -> None:
+def test_a_stop_string_after_many_broken_characters_is_found_at_once(tokenizer: ChatTokenizer) -> None:
     broken = next(each for each in range(tokenizer.vocabulary_size) if tokenizer.decode([each]) == "\ufffd")
     ids = (*[broken] * 8000, *tokenizer.encode("xyz"))
-    made = Rollout(
-        prompt=prompts[0],
-        completion_ids=ids,
-        sampler_logprobs=(-1.0,) * len(ids),
-        loss_mask=(True,) * len(ids),
-        policy_version=0,
-        finish_reason="length",
-        text="",
-    )
     with within_seconds():
-        seen = as_seen(made, ["y"], tokenizer)
+        seen = as_seen(rollout_of(ids), ["y"], tokenizer)
     assert seen.completion_ids == ids[:8002] and seen.text == "\ufffd" * 8000 + "x"
 
 
 def test_a_prompt_of_many_short_messages_is_written_at_once(tokenizer: ChatTokenizer) -> None:
-    renderer = PromptRenderer.of(tokenizer, max_tokens=10**7)
+    renderer = PromptRenderer(tokenizer=tokenizer, max_tokens=10**7)
     turns = [Turn(role="user", content=f"{number} {'x' * 100}") for number in range(8_000)]
     with within_seconds():
         renderer.root(turns, "")

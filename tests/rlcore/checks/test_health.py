@@ -50,10 +50,7 @@ STOPS: Mapping[str, tuple[list[dict[str, float]], int, int]] = {
     "length": (history(completion__length=[9.0, 10.0, 11.0, 101.0, 0.9, 101.0, 101.0, 101.0]), 4, 2),
     # Accuracy is measured after the update: those after iteration 2 are the best, and sound. Reward rises meanwhile.
     "reward_hacking": (
-        history(
-            reward__mean=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6],
-            eval__accuracy=[None, 0.8, None, 0.5, None, 0.5],
-        ),
+        history(reward__mean=[0.1, 0.2, 0.3, 0.4, 0.5, 0.6], eval__accuracy=[None, 0.8, None, 0.5, None, 0.5]),
         4,
         2,
     ),
@@ -225,9 +222,7 @@ wild_rows = st.lists(st.fixed_dictionaries({}, optional=dict.fromkeys(WITHIN, an
 @given(wild_rows)
 @example([{"completion/length": 4.0}, {"completion/length": 5e-324}])
 @example([{"completion/length": 0.0}, {"completion/length": 5e-324}])
-def test_a_longer_history_never_makes_an_unhealthy_checkpoint_healthy(
-    rows: list[dict[str, float]],
-) -> None:
+def test_a_longer_history_never_makes_an_unhealthy_checkpoint_healthy(rows: list[dict[str, float]]) -> None:
     numbered = [{"iteration": place + 1, **row} for place, row in enumerate(rows)]
     for length in range(1, len(rows) + 1):
         verdict = check_health(numbered[:length], HealthConfig())
@@ -321,11 +316,6 @@ SHOWN: Mapping[str, tuple[str, Rows, str]] = {
         "zero_signal",
         rows(WRONG | {"reward/mean": 0.3}),
         "rewards are constant at 0.3: they do not depend on the answer",
-    ),
-    "all or nothing": (
-        "zero_signal",
-        rows({"groups/zero_signal": 1.0, "reward/mean": 0.4, "reward/std": 0.5}),
-        "answers to one prompt get equal rewards, other prompts other ones (mean 0.4)",
     ),
 }
 

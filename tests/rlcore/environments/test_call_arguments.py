@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from rlcore.environments import mcp_server
 from rlcore.environments.base import ParsedCall, ToolOutput
 from rlcore.environments.call_arguments import arguments_of, declaration_errors, matches_schema
-from rlcore.environments.environment import import_environment, to_text, wrap_environment
-from rlcore.environments.environment_pool import EnvironmentPool
+from rlcore.environments.environment import EnvironmentPool, import_environment, to_text, wrap_environment
 from rlcore.errors import ConfigError
 from rlcore.types import Message, Prompt
 from tests.rows import cases

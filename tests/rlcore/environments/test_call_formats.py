@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.environments.base import CLOSING, OPENING, ParsedCall, ToolOutput, parse_call
+from rlcore.environments.base import CLOSING, FORMATS, OPENING, ParsedCall, ToolOutput, format_of, parse_call
 from rlcore.environments.calculator import CalculatorTool
-from rlcore.environments.call_formats import FORMATS, format_of
 from rlcore.environments.episodes import text_argument, tool_schema
 from rlcore.environments.tool_output_template import make_tool_output_template, refuse_control_tokens, writes_tools
 from rlcore.errors import ConfigError, ModelError
@@ -51,11 +50,17 @@ NAMED = ParsedCall(tool="guess", arguments={"number": 5}, call_id="a1B2c3D4e")
         ("mistral", "5", None),
         ("mistral", '[TOOL_CALLS] [{"name": "a"}, {"name": "b"}]', "fault"),
         ("mistral", "[TOOL_CALLS]guess[ARGS]{5}", "fault"),
-        ("ours", "<tool:guess>5</tool>", ParsedCall(tool="guess", argument="5")),
-        ("ours", "5</tool>", "fault"),
+        ("ours", "<tool:guess>5</tool>", "guess 5"),
+        ("ours", "Let me see.\n<tool:search> who was it? </tool>\n", "search who was it?"),
+        ("ours", "<tool:python>\nprint('<b>' < 'c')\n</tool>", "python print('<b>' < 'c')"),
+        ("ours", "<tool:calculator></tool>", "calculator"),
+        *(("ours", turn, None) for turn in ("", "#### 7", "<tool:add>3", "<tool:add>3</tool> is 7", "</tools>")),
+        *(("ours", turn, "fault") for turn in ("</tool>", "3</tool>", "<tool:>3</tool>", "<tool: add>3</tool>")),
+        ("ours", "<tool:a>1</tool><tool:b>2</tool>", "fault"),
+        ("ours", "<tool:a><tool:b>2</tool>", "fault"),
+        ("ours", "<tool:a>1</tool></tool>", "fault"),
         ("hermes", '<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', "fault"),
         ("hermes", '<tool_call>{"name": "a", "arguments": {"word": "\\ud800"}}</tool_call>', "fault"),
-        ("ours", "5", None),
         ("hermes", '<tool_call>{"name": "a", "arguments": {"word": NaN}}</tool_call>', "fault"),
         ("mistral", '[TOOL_CALLS]a{"word": 1e999}', "fault"),
         ("llama3", '{"name": "a", "parameters": {"word": [-Infinity]}}', "fault"),
@@ -167,38 +172,6 @@ def test_no_text_makes_a_parser_raise(form: str, before: str, inside: str) -> No
 def test_the_format_is_that_of_the_chat_template_unless_one_is_named(template: str, name: str) -> None:
     assert format_of(template).name == name
     assert format_of(template, "mistral").name == "mistral"
-
-
-@pytest.mark.parametrize(
-    ("turn", "tool", "argument"),
-    [
-        ("<tool:calculator>3+4</tool>", "calculator", "3+4"),
-        ("Let me see.\n<tool:search> who was it? </tool>\n", "search", "who was it?"),
-        ("<tool:python>\nprint('<b>' < 'c')\n</tool>", "python", "print('<b>' < 'c')"),
-        ("<tool:calculator></tool>", "calculator", ""),
-    ],
-)
-def test_a_turn_that_ends_in_a_call_is_one(turn: str, tool: str, argument: str) -> None:
-    assert parse_call(turn) == ParsedCall(tool=tool, argument=argument)
-
-
-@pytest.mark.parametrize("turn", ["", "#### 7", "<tool:calculator>3+4", "<tool:calculator>3+4</tool> is 7", "</tools>"])
-def test_a_turn_that_does_not_end_in_a_call_is_an_answer(turn: str) -> None:
-    assert parse_call(turn) is None
-
-
-@pytest.mark.parametrize(
-    "turn",
-    [
-        "</tool>", "3+4</tool>", "<tool:>3+4</tool>", "<tool: calculator>3+4</tool>",
-        "<tool:a>1</tool><tool:b>2</tool>", "<tool:a><tool:b>2</tool>", "<tool:a>1</tool></tool>",
-    ],
-)  # fmt: skip
-def test_a_malformed_call_names_its_error(turn: str) -> None:
-    parsed = parse_call(turn)
-    assert parsed is not None
-    assert parsed.tool == ""
-    assert "one call" in parsed.error
 
 
 @given(tool=st.from_regex(r"[a-z_]{1,40}", fullmatch=True), argument=st.text(), before=st.text())

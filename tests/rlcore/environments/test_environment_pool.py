@@ -19,8 +19,14 @@ import psutil
 import pytest
 
 from rlcore.environments.base import CallError, ParsedCall, ToolFailure, ToolOutput
-from rlcore.environments.environment import import_environment, wrap_environment
-from rlcore.environments.environment_pool import MAX_CHARACTERS, MIN_FAILURES, EnvironmentPool, episode_seeds
+from rlcore.environments.environment import (
+    MAX_CHARACTERS,
+    MIN_FAILURES,
+    EnvironmentPool,
+    episode_seeds,
+    import_environment,
+    wrap_environment,
+)
 from rlcore.errors import ConfigError
 from rlcore.types import Message, Prompt
 from tests.http_servers import free_port, until_it_listens
@@ -282,12 +288,6 @@ COMMAND = f"{sys.executable} {SERVER}"
 
 NAME = "rlcore.environments.mcp_server:McpServer"
 
-PROMPT = Prompt(prompt_id="p", messages=(Message(role="user", content="count"),), token_ids=(3,), reference="", task="")
-
-
-def call_of_mcp_server(tool: str, **arguments: Any) -> ParsedCall:
-    return ParsedCall(tool=tool, arguments=arguments)
-
 
 def servers() -> list[int]:
     """The processes of the example server that this one has started."""
@@ -301,7 +301,7 @@ def servers() -> list[int]:
 @pytest.fixture
 def worlds() -> Iterator[EnvironmentPool]:
     made = EnvironmentPool(import_environment(NAME, {"command": COMMAND}), timeout_seconds=LONG)
-    prompts = dict.fromkeys("ab", PROMPT)
+    prompts = dict.fromkeys("ab", prompt("p"))
     assert made.reset(prompts, dict.fromkeys("ab", (0, 0))) == {"a": "", "b": ""}
     yield made
     made.close()
@@ -319,22 +319,22 @@ def test_the_tools_are_described_as_the_server_describes_them() -> None:
 
 def test_each_episode_has_a_server_with_a_state_of_its_own(worlds: EnvironmentPool) -> None:
     assert len(servers()) == 2
-    assert worlds.answer({"a": call_of_mcp_server("add", number=2)}) == {"a": ToolOutput(text="2")}
-    said = worlds.answer({"a": call_of_mcp_server("add", number=3), "b": call_of_mcp_server("add", number=40)})
+    assert worlds.answer({"a": call("add", number=2)}) == {"a": ToolOutput(text="2")}
+    said = worlds.answer({"a": call("add", number=3), "b": call("add", number=40)})
     assert said == {"a": ToolOutput(text="5"), "b": ToolOutput(text="40")}
 
 
 def test_an_error_of_the_policy_is_its_observation_and_the_session_continues(worlds: EnvironmentPool) -> None:
-    (wrong,) = worlds.answer({"a": call_of_mcp_server("divide", by=0)}).values()
+    (wrong,) = worlds.answer({"a": call("divide", by=0)}).values()
     assert isinstance(wrong, ToolOutput) and wrong.is_error and wrong.text.startswith("error: ")
-    (unfit,) = worlds.answer({"a": call_of_mcp_server("add", number="two")}).values()
+    (unfit,) = worlds.answer({"a": call("add", number="two")}).values()
     assert unfit == ToolOutput(text="error: add: number must be of type integer", is_error=True)
-    assert worlds.answer({"a": call_of_mcp_server("add", number=1)}) == {"a": ToolOutput(text="1")}
+    assert worlds.answer({"a": call("add", number=1)}) == {"a": ToolOutput(text="1")}
 
 
 def test_a_server_that_dies_fails_the_episode(worlds: EnvironmentPool) -> None:
     psutil.Process(servers()[0]).kill()
-    said = worlds.answer({"a": call_of_mcp_server("add", number=1), "b": call_of_mcp_server("add", number=1)})
+    said = worlds.answer({"a": call("add", number=1), "b": call("add", number=1)})
     kinds = sorted(type(each).__name__ for each in said.values())
     assert kinds == ["ToolFailure", "ToolOutput"]
     (failure,) = [each for each in said.values() if isinstance(each, ToolFailure)]
@@ -348,8 +348,8 @@ def test_a_server_that_runs_already_is_asked_at_its_address() -> None:
             until_it_listens(port)
             kind = import_environment(NAME, {"url": f"http://127.0.0.1:{port}/mcp"})
             worlds = EnvironmentPool(kind, timeout_seconds=LONG)
-            assert worlds.reset({"a": PROMPT}, {"a": (0, 0)}) == {"a": ""}
-            assert worlds.answer({"a": call_of_mcp_server("add", number=7)}) == {"a": ToolOutput(text="7")}
+            assert worlds.reset({"a": prompt("p")}, {"a": (0, 0)}) == {"a": ""}
+            assert worlds.answer({"a": call("add", number=7)}) == {"a": ToolOutput(text="7")}
             worlds.close()
         finally:
             process.kill()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from rlcore.checks.canaries import mask_canary
+from rlcore.checks.canaries.masks import mask_canary
 from rlcore.config import EpisodeConfig
 from rlcore.environments.base import Tool
 from rlcore.environments.calculator import CalculatorTool

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
-from rlcore.checks.canaries import mask_canary
+from rlcore.checks.canaries.masks import mask_canary
 from rlcore.config import EpisodeConfig
 from rlcore.environments.base import Tool, ToolFailure, ToolOutput
 from rlcore.environments.calculator import CalculatorTool
@@ -229,27 +229,6 @@ def test_a_tool_is_asked_once_for_all_calls_of_a_turn(
     assert tool.batches == [["3+4", "5", "5"], ["3+4"]]
 
 
-class Recorder(ScriptedSampler):
-    """An engine that remembers what decides its draws."""
-
-    def sample(
-        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
-    ) -> list[list[Rollout | FailedRollout]]:
-        self.draws = [*getattr(self, "draws", []), *((seed, place) for place in places or [])]
-        return super().sample(prompts, params, seed=seed, places=places)
-
-
-def test_no_two_turns_share_their_draws(tokenizer: ChatTokenizer, make_prompts: Callable[..., list[Prompt]]) -> None:
-    texts = {name: [CALL] for name in ("a", "a/0/1", "a/0/2", "b", "b/0/1", "b/0/2")}
-    engine = Recorder.from_texts(texts, tokenizer)
-    params = dataclasses.replace(PARAMS, max_new_tokens=200)
-    EpisodeSampler(engine, tokenizer, [CalculatorTool()], CONFIG).sample(make_prompts("a", "b"), params, seed=0)
-    draws = engine.draws
-    assert len(draws) == 6  # two prompts, three turns
-    assert len({seed for seed, _ in draws}) == 3
-    assert len(set(draws)) == 6
-
-
 class Talkative(ChatTokenizer):
     """Makes most of what a random policy writes a call, so that its episodes have several turns."""
 
@@ -294,17 +273,17 @@ def test_greedy_episodes_take_the_likeliest_tokens_whatever_the_seed(
     assert sampler.sample(prompts, greedy, seed=1) == sampler.sample(prompts, greedy, seed=2)
 
 
-def test_draws_differ_between_turns_samples_and_seeds(
+def test_draws_differ_between_turns_samples_prompts_and_seeds(
     model: PreTrainedModel, talkative: ChatTokenizer, make_prompts: Callable[..., list[Prompt]]
 ) -> None:
-    sampler = random_sampler(model, talkative)
-    (group,) = sampler.sample(make_prompts("3+4"), dataclasses.replace(RANDOM, num_samples=12), seed=0)
-    rollouts = [rollout_of(made) for made in group]
+    sampler, params = random_sampler(model, talkative), dataclasses.replace(RANDOM, num_samples=6)
+    groups = sampler.sample(make_prompts("3+4", "3+4"), params, seed=0)
+    rollouts = [rollout_of(made) for group in groups for made in group]
     turns = [rollout.completion_ids[start:end] for rollout in rollouts for start, end in rollout.turns]
     long = [turn for turn in turns if len(turn) > 4]
     assert len(long) > 4
     assert len(set(long)) == len(long)
-    assert sampler.sample(make_prompts("3+4"), dataclasses.replace(RANDOM, num_samples=12), seed=1) != [group]
+    assert sampler.sample(make_prompts("3+4", "3+4"), params, seed=1) != groups
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -18,8 +18,8 @@ from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import AuditConfig, CheckpointConfig, HealthConfig, KlConfig, LimitConfig, RewardTerm, SamplingConfig
 from rlcore.errors import CanaryError, ConfigError, NonFiniteError, RewardError, StaleSamplerError, TrainingError
 from rlcore.loop import Components, HeldOut, finish, iterate, open_run, train, update
-from rlcore.loop.history import History
 from rlcore.loop.prompt_schedule import schedule_of
+from rlcore.loop.run import History
 from rlcore.loop.update import SAMPLES, SKIPPED, mean_kl, measured_update, save_skipped_batch
 from rlcore.loop.weight_sync import lower_precision
 from rlcore.metrics import check_names
@@ -397,11 +397,15 @@ def overflowing(learner: LocalLearner, versions: set[int]) -> None:
     )
 
 
-def test_skipped_batch_is_kept_once(tmp_path: Path) -> None:
+def test_skipped_batch_is_kept_once_as_json_without_nan(tmp_path: Path) -> None:
     samples = strategies.random_samples(0)
+    nan = torch.full_like(samples[0].ref_logprobs, float("nan"))
+    samples[0] = dataclasses.replace(samples[0], ref_logprobs=nan)
     kept = save_skipped_batch(tmp_path, 7, samples, ["the gradient norm is inf"])
     assert save_skipped_batch(tmp_path, 7, [], []) == kept == tmp_path / SKIPPED / "iteration-00007"
-    found = json.loads((kept / SAMPLES).read_text())
+    text = (kept / SAMPLES).read_text()
+    found = json.loads(text)
+    assert "NaN" not in text and set(found["samples"][0]["ref_logprobs"]) == {None}
     assert found["errors"] == ["the gradient norm is inf"]
     assert [row["completion_ids"] for row in found["samples"]] == [list(sample.completion_ids) for sample in samples]
     assert found["samples"][0]["advantages"] == samples[0].advantages.tolist()
@@ -433,14 +437,6 @@ def test_run_ends_after_too_many_skipped_steps(make_components: MakeComponents, 
         train(again, tape)
     assert (tmp_path / "run" / SKIPPED / "iteration-00004" / SAMPLES).is_file()  # of the step that ended it too
     assert tape.rows == []  # two were skipped before the kill; the third is still one too many
-
-
-def test_skipped_batch_with_nan_is_json(tmp_path: Path) -> None:
-    (sample, *_) = strategies.random_samples(0)
-    broken = dataclasses.replace(sample, ref_logprobs=torch.full_like(sample.ref_logprobs, float("nan")))
-    text = (save_skipped_batch(tmp_path, 1, [broken], ["x"]) / SAMPLES).read_text()
-    assert "NaN" not in text
-    assert set(json.loads(text)["samples"][0]["ref_logprobs"]) == {None}
 
 
 SOME_SAMPLES = strategies.random_samples(0)

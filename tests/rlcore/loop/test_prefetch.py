@@ -10,11 +10,9 @@ from contextlib import closing
 
 import pytest
 
-from rlcore.config import RolloutCorrectionConfig, SamplingConfig, UpdateConfig
-from rlcore.errors import ConfigError, SamplingError
+from rlcore.errors import SamplingError
 from rlcore.loop.prefetch import Groups, RolloutPrefetcher, from_json, mean_staleness, to_json
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout, ToolCall
-from tests import strategies
 from tests.waiting import LONG
 
 PROMPT = Prompt(prompt_id="p", messages=(Message(role="user", content="3+4"),), token_ids=(3,), reference="7", task="t")
@@ -160,14 +158,3 @@ def test_mean_staleness() -> None:
     branched = dataclasses.replace(scored[1][0].rollout, branches=(rollout(version=0),))  # (2 + 2 + 1 + 4) / 4
     scored[1][0] = dataclasses.replace(scored[1][0], rollout=branched)
     assert mean_staleness(scored, 4) == pytest.approx(9 / 4)
-
-
-def test_staleness_needs_correction() -> None:
-    with pytest.raises(ConfigError, match=r"needs update\.rollout_correction"):
-        strategies.rl_config(
-            "grpo",
-            sampling=SamplingConfig(max_new_tokens=8, staleness=1),
-            update=UpdateConfig(rollout_correction=RolloutCorrectionConfig(mode="off")),
-        )
-    with pytest.raises(ConfigError, match="dynamic_sampling_rounds"):
-        SamplingConfig(max_new_tokens=8, staleness=1, dynamic_sampling_rounds=1)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.algorithms.table import resolve_algorithm
-from rlcore.config import KlConfig, SamplingConfig
+from rlcore.config import KlConfig, RolloutCorrectionConfig, SamplingConfig, UpdateConfig
 from rlcore.errors import CheckpointError, ConfigError, RewardError
 from rlcore.loop.prompt_schedule import (
     MIN_KEEP_PROB,
@@ -27,19 +27,21 @@ from rlcore.loop.prompt_schedule import (
 from rlcore.loop.rollouts import collect_groups, group_has_signal, replacement_metrics
 from rlcore.metrics import check_names
 from rlcore.sampling.base import SamplingParams
-from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score
+from rlcore.types import FailedRollout, Prompt, Rollout, Score
 from tests import strategies
 
 
+def prompt(number: int, dataset: str = "") -> Prompt:
+    name = f"{dataset}/{number}".removeprefix("/")
+    return Prompt(prompt_id=name, messages=(), token_ids=(number,), reference="", task="t", dataset=dataset)
+
+
 def prompts(count: int) -> list[Prompt]:
-    return [Prompt(prompt_id=str(i), messages=(), token_ids=(i,), reference="", task="t") for i in range(count)]
+    return list(map(prompt, range(count)))
 
 
 def of(name: str, count: int) -> list[Prompt]:
-    return [
-        Prompt(prompt_id=f"{name}/{i}", messages=(), token_ids=(i,), reference="", task="t", dataset=name)
-        for i in range(count)
-    ]
+    return [prompt(number, name) for number in range(count)]
 
 
 def drawn(turns: PromptSchedule, iterations: range, silent: frozenset[str] = frozenset()) -> list[list[str]]:
@@ -139,22 +141,28 @@ def test_recorded_iteration_has_no_prompts() -> None:
         turns.prompts_for(2)
 
 
+NO_CORRECTION = UpdateConfig(rollout_correction=RolloutCorrectionConfig(mode="off"))
+DISTIL_KL = KlConfig(coefficient=1.0, apply_to="reward")
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "changes", "problem"),
+    ("algorithm", "sampling", "changes", "problem"),
     [
-        ("grpo", {"group_size": 1}, "zero_signal_keep_prob < 1 needs group_size > 1"),
-        ("ppo", {}, "ppo does not use zero_signal_keep_prob: with a critic, groups of equal rewards have a signal"),
-        (
-            "distil",
-            {"kl": KlConfig(coefficient=1.0, apply_to="reward")},
-            "distil does not use zero_signal_keep_prob",
-        ),
+        ("grpo", {"zero_signal_keep_prob": 0.5}, {"group_size": 1}, "zero_signal_keep_prob < 1 needs group_size > 1"),
+        ("ppo", {"zero_signal_keep_prob": 0.5}, {}, "ppo does not use zero_signal_keep_prob: with a critic, groups of"),
+        ("distil", {"zero_signal_keep_prob": 0.5}, {"kl": DISTIL_KL}, "distil does not use zero_signal_keep_prob"),
+        ("ppo", {"dynamic_sampling_rounds": 1}, {}, "ppo does not use dynamic_sampling_rounds"),
+        ("dapo", {"dynamic_sampling_rounds": 1}, {"group_size": 1}, "group_size > 1"),
+        ("grpo", {"staleness": 1}, {"update": NO_CORRECTION}, r"needs update\.rollout_correction"),
+        ("grpo", {"staleness": 1, "dynamic_sampling_rounds": 1}, {}, "dynamic_sampling_rounds"),
     ],
 )
-def test_keep_prob_without_effect_is_refused(algorithm: str, changes: dict[str, object], problem: str) -> None:
-    sampling = SamplingConfig(max_new_tokens=8, zero_signal_keep_prob=0.5)
+def test_sampling_without_effect_is_refused(
+    algorithm: str, sampling: dict[str, Any], changes: dict[str, Any], problem: str
+) -> None:
     with pytest.raises(ConfigError, match=problem):
-        resolve_algorithm(strategies.rl_config(algorithm, sampling=sampling, **changes))
+        sampled = SamplingConfig(max_new_tokens=8, **sampling)
+        resolve_algorithm(strategies.rl_config(algorithm, sampling=sampled, **changes))
 
 
 @given(weights=st.lists(st.integers(1, 9), min_size=2, max_size=4), first=st.integers(1, 50))
@@ -264,11 +272,6 @@ def test_order_of_unused_prompts_depends_on_seed_and_iteration() -> None:
 NUM_PROMPTS, GROUP_SIZE = 10, 3
 
 
-def prompt(number: int) -> Prompt:
-    message = Message(role="user", content=f"question {number}")
-    return Prompt(prompt_id=str(number), messages=(message,), token_ids=(number,), reference="", task="t")
-
-
 class NumberedEngine:
     """Completions that say which prompt, seed and place they are of; remembers what it was asked for."""
 
@@ -282,15 +285,8 @@ class NumberedEngine:
         return [[self.rollout(p, place, seed) for place in range(params.num_samples)] for p in prompts]
 
     def rollout(self, prompt: Prompt, place: int, seed: int) -> Rollout:
-        return Rollout(
-            prompt=prompt,
-            completion_ids=(5, 2),
-            sampler_logprobs=(-0.5, -0.1),
-            loss_mask=(True, True),
-            policy_version=0,
-            finish_reason="stop",
-            text=f"{seed}/{place}",
-        )
+        made = strategies.scored_rollout(0.0, completion_ids=(5, 2)).rollout
+        return dataclasses.replace(made, prompt=prompt, text=f"{seed}/{place}")
 
 
 def make_run(*, max_replacements: int, always_right: set[str]) -> Any:
@@ -306,11 +302,11 @@ def make_run(*, max_replacements: int, always_right: set[str]) -> Any:
         prompts_per_iteration=4,
         sampling=SamplingConfig(max_new_tokens=8, dynamic_sampling_rounds=max_replacements),
     )
-    prompts = [prompt(number) for number in range(NUM_PROMPTS)]
+    pool = prompts(NUM_PROMPTS)
     components = SimpleNamespace(
         config=rl,
         seed=7,
-        prompts=prompts,
+        prompts=pool,
         mixture_weights={},
         sampler=NumberedEngine(),
         reward=reward,
@@ -319,7 +315,7 @@ def make_run(*, max_replacements: int, always_right: set[str]) -> Any:
     return SimpleNamespace(
         components=components,
         recorder=SimpleNamespace(log=print),
-        prompt_schedule=PromptSchedule(prompts, 4, seed=7),
+        prompt_schedule=PromptSchedule(pool, 4, seed=7),
         audit=SimpleNamespace(check_seed=lambda seed, *purpose: None, allow_missing=lambda count: None),
     )
 
@@ -329,17 +325,6 @@ def ids(groups: Any) -> list[str]:
     assert all(len({item.rollout.prompt.prompt_id for item in group}) == 1 for group in groups)
     assert all(len(group) == GROUP_SIZE for group in groups)
     return [group[0].rollout.prompt.prompt_id for group in groups]
-
-
-def test_collect_groups_replaces_silent_groups() -> None:
-    first = [p.prompt_id for p in make_run(max_replacements=0, always_right=set()).prompt_schedule.prompts_for(1)]
-    run = make_run(max_replacements=4, always_right={first[1], first[3]})
-    drawn = collect_groups(run, 1, {})
-    assert ids(drawn.replaced) == [first[1], first[3]]
-    assert [ids(drawn.groups)[place] for place in (0, 2)] == [first[0], first[2]]
-    assert not set(ids(drawn.groups)) & {first[1], first[3]}
-    assert len(set(ids(drawn.groups))) == 4
-    assert all(group_has_signal(group, truncated="score") for group in drawn.groups)
 
 
 def test_collect_groups_is_deterministic() -> None:
@@ -415,11 +400,3 @@ def test_group_signal_uses_trained_rewards() -> None:
     assert not group_has_signal(cut, truncated="mask")
     assert not group_has_signal([strategies.scored_rollout(None), strategies.scored_rollout(0.0)], truncated="score")
     assert not group_has_signal([], truncated="score")
-
-
-def test_dynamic_sampling_without_effect_is_refused() -> None:
-    sampling = SamplingConfig(max_new_tokens=8, dynamic_sampling_rounds=1)
-    with pytest.raises(ConfigError, match="ppo does not use dynamic_sampling_rounds"):
-        resolve_algorithm(strategies.rl_config("ppo", sampling=sampling))
-    with pytest.raises(ConfigError, match="group_size > 1"):
-        strategies.rl_config("dapo", sampling=sampling, group_size=1)

@@ -29,9 +29,8 @@ from rlcore.config import (
 from rlcore.errors import CheckpointError
 from rlcore.loop import Components, HeldOut, TrainResult, open_run, train
 from rlcore.loop import iteration as iteration_module
-from rlcore.loop.checkpoints import Checkpoints
-from rlcore.loop.history import NAME, History
 from rlcore.loop.native import chat_prompts, native_components
+from rlcore.loop.run import NAME, Checkpoints, History
 from rlcore.rewards.table import RewardResources, build_rewards
 from rlcore.rewards.user_function import function_reward
 from rlcore.text.tokenization import ChatTokenizer

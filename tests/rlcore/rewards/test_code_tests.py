@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rlcore.checks.canaries import reward_canary
+from rlcore.checks.canaries.rewards import check_probes, reward_probes
 from rlcore.config import RewardTerm
 from rlcore.data_contracts.adapters.code_sets import humaneval_prompts
 from rlcore.data_contracts.contracts.code_tasks import stub
@@ -206,10 +206,12 @@ def test_tests_that_cannot_run_leave_the_rollout_unscored(
 
 def test_the_reward_canary_knows_a_right_program(reward: CodeReward) -> None:
     prompt = Prompt(prompt_id="p", messages=(), token_ids=(1,), reference=json.dumps(ADD), task="code")
-    reward_canary(reward, [prompt])
+    check_probes(reward, reward_probes(prompt))
     broken = json.dumps(ADD | {"solution": "def add(a, b): return a"})
     with pytest.raises(CanaryError):
-        reward_canary(reward, [Prompt(prompt_id="p", messages=(), token_ids=(1,), reference=broken, task="code")])
+        check_probes(
+            reward, reward_probes(Prompt(prompt_id="p", messages=(), token_ids=(1,), reference=broken, task="code"))
+        )
 
 
 @cache

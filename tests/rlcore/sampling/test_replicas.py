@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from rlcore.algorithms.agreement import Spread
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.checks.canaries import EngineCalibration
+from rlcore.checks.canaries.sync import EngineCalibration
 from rlcore.config import EngineConfig, SamplingConfig
 from rlcore.errors import SamplingError, StaleSamplerError
 from rlcore.loop.weight_sync import calibrate_engines, verify_sync

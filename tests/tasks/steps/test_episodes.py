@@ -183,17 +183,12 @@ AGENT = "stages.grpo.sampling.agent"
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with an agent as a program and as a function."""
+    """The current folder, with agents in it."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "play.sh").write_text("#!/bin/sh\n")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "run").write_text("#!/bin/sh\n")
     (tmp_path / "sub" / "run").chmod(0o755)
-    (tmp_path / "my_helper.py").write_text("NUMBER = 1\n")
-    (tmp_path / "my_agent.py").write_text("import my_helper\n\ndef play(task): ...\n\nWORD = 'x'\n")
-    yield_modules = {name: sys.modules.pop(name, None) for name in ("my_agent", "my_helper")}
-    assert set(yield_modules.values()) == {None}
     return tmp_path
 
 
@@ -203,7 +198,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"command": ("sh", "play.sh"), "files": ("play.sh",)}, ""),
         ({"command": ("sh", "-c", "exec sh ./play.sh --of=./play.sh"), "files": ("play.sh",)}, ""),
         ({"command": ("sh", "play.sh", "--of=./play.sh"), "files": ("play.sh",)}, ""),
-        ({"function": "my_agent:play"}, ""),
         ({"command": ("no-such",)}, "a.command = 'no-such': no such program; install it, or add its file to files"),
         ({"command": ("./play.sh",), "files": ("play.sh",)}, "a.command = './play.sh': play.sh is not executable"),
         ({"command": ("./play.sh",)}, "a.command = './play.sh': no such program"),
@@ -217,10 +211,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"command": ("sh", "sub/run"), "files": ("sub",)}, ""),
         ({"command": ("sh", "sub/run")}, "a.command: 'sub/run' is a file here, and agents run in a folder of their"),
         ({"command": ("./sub/run",), "files": ("play.sh",)}, "a.command = './sub/run': no such program"),
-        ({"function": "my_agnt:play"}, "a.function = 'my_agnt:play': cannot be imported: No module named 'my_agnt'"),
-        ({"function": "my_agent:plan"}, "a.function = 'my_agent:plan': cannot be imported: module 'my_agent' has no"),
-        ({"function": "my_agent:WORD"}, "a.function = 'my_agent:WORD': is not a function"),
-        ({"function": "my_agent:play", "sandbox": True}, ""),
+        ({"command": ("sh", "play.sh"), "files": ("play.sh",), "sandbox": True}, ""),
         ({"command": ("sh",), "sandbox": True, "sandbox_read": ("gone",)}, "a.sandbox_read.0 = 'gone': no such file"),
     ],
 )
@@ -229,8 +220,6 @@ def test_an_error_of_an_agent_is_named_with_its_full_key(here: Path, settings: d
         require_bubblewrap()
     found = list(agent_errors(AgentConfig(**settings), "a"))  # type: ignore[arg-type]
     assert [each[: len(given)] for each in found] == ([given] if given else [])
-    sys.modules.pop("my_agent", None)
-    sys.modules.pop("my_helper", None)
 
 
 def test_a_sandbox_needs_bubblewrap(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,9 +232,7 @@ def test_a_sandbox_needs_bubblewrap(here: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("settings", "given"),
     [
-        ("{}", "give either command, such as ['python', 'agent.py'], or function = 'module:function'"),
-        ("{command=['sh'],function='a:b'}", "give either command"),
-        ("{function='a'}", "function = 'a' is not written as module:function"),
+        ("{command=[]}", "command has no word; give one, such as ['python', 'agent.py']"),
         ("{command=['sh'],env={HOME='/root'}}", "env.HOME is set by rlcore for each episode"),
         ("{command=['sh'],files=['a/x','b/x']}", "files has two files of one name"),
         ("{command=['sh'],branches='all'}", "branches = 'all': must be one of 'train', 'main', 'refuse'"),
@@ -331,15 +318,6 @@ def test_what_an_agent_is_enters_the_keys_of_rl_and_its_evaluations(here: Path) 
         (here / "play.sh").write_text(f"# {name}\n")
         assert counted(settings)[name].source_digest(sections) != before
     assert "agent" not in counted()["evaluate_grpo"].sections(open_preset("r1_zero")).for_key()
-
-
-def test_a_function_is_counted_with_the_modules_that_it_imports(here: Path) -> None:
-    agent = AgentConfig(function="my_agent:play")
-    before = dict(agent_digests(agent))
-    assert before.keys() == {"my_agent.py", "my_helper.py"}
-    (here / "my_helper.py").write_text("NUMBER = 2\n")
-    after = dict(agent_digests(agent))
-    assert (after["my_agent.py"], after["my_helper.py"] != before["my_helper.py"]) == (before["my_agent.py"], True)
 
 
 def test_of_a_folder_every_file_and_link_is_counted(here: Path) -> None:

@@ -26,13 +26,7 @@ from rlcore.config import (
 from rlcore.errors import CanaryError, CheckpointError, StorageError
 from rlcore.loop import Components, TrainResult, train, update
 from rlcore.loop.native import chat_prompts, native_components
-from rlcore.models.integrity import (
-    digest_of_prompts,
-    verify_model,
-    verify_restored,
-    verify_saved,
-    write_model_digest,
-)
+from rlcore.models.integrity import digest_of_prompts, verify_model, verify_restored, verify_saved, write_model_digest
 from rlcore.models.loading import load_policy, save_model
 from rlcore.models.seal import is_unchanged
 from rlcore.rewards.mix import WeightedReward
@@ -43,7 +37,7 @@ from rlcore.training.experience import Experience, build_experience
 from rlcore.training.learner import Learner
 from rlcore.types import Rollout
 from tests import strategies
-from tests.rlcore.loop.conftest import QUESTIONS, KilledError, MakeComponents, Tape, make_components, start, weights  # noqa: F401
+from tests.rlcore.loop.conftest import QUESTIONS, KilledError, MakeComponents, Tape, weights
 from tests.rlcore.loop.test_resume import without_costs
 
 ALWAYS = HealthConfig(audit=AuditConfig(max_time_fraction=1.0))
@@ -69,7 +63,7 @@ def outcome_of(components: Components) -> tuple[TrainResult, Tape]:
     return train(components, tape), tape
 
 
-def test_a_run_with_the_audit_is_the_run_without_it_bit_for_bit(make_components: MakeComponents) -> None:  # noqa: F811
+def test_a_run_with_the_audit_is_the_run_without_it_bit_for_bit(make_components: MakeComponents) -> None:
     config = {"algorithm": "ppo", "kl": KlConfig(coefficient=0.1, apply_to="reward")}
     runs = [make_components(config=config, health=health, folder=str(n)) for n, health in enumerate((ALWAYS, OFF))]
     (with_it, tape), (without, _) = map(outcome_of, runs)
@@ -78,15 +72,14 @@ def test_a_run_with_the_audit_is_the_run_without_it_bit_for_bit(make_components:
     assert tape.rows[-1]["audit/rollouts"] == 8.0
 
 
-def test_the_first_iteration_is_audited_and_the_others_while_the_budget_lasts(make_components: MakeComponents) -> None:  # noqa: F811
+def test_the_first_iteration_is_audited_and_the_others_while_the_budget_lasts(make_components: MakeComponents) -> None:
     never = HealthConfig(audit=AuditConfig(max_time_fraction=0.0))
     _, tape = outcome_of(make_components(health=never, config={"checkpoints": CheckpointConfig(every_iterations=1000)}))
     assert [row["audit/rollouts"] for row in tape.rows] == [2.0] * 4
 
 
 def test_rewards_that_were_turned_on_their_way_end_the_run_with_both_values(
-    make_components: MakeComponents,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    make_components: MakeComponents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def turned(self: WeightedReward, rollouts: Sequence[Rollout]) -> Any:
         return [dataclasses.replace(score, value=-(score.value or 0.0)) for score in scored(self, rollouts)]
@@ -105,9 +98,7 @@ def test_rewards_that_were_turned_on_their_way_end_the_run_with_both_values(
 
 @pytest.mark.parametrize("action", ["stop", "warn"])
 def test_advantages_of_the_wrong_sign_end_the_run_before_a_weight_moves_or_are_noted_once(
-    action: Any,
-    make_components: MakeComponents,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    action: Any, make_components: MakeComponents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def negated(*arguments: Any, **settings: Any) -> Experience:
         made = build_experience(*arguments, **settings)
@@ -127,8 +118,7 @@ def test_advantages_of_the_wrong_sign_end_the_run_before_a_weight_moves_or_are_n
 
 
 def test_an_engine_that_draws_at_another_temperature_than_it_reports_is_found(
-    make_components: MakeComponents,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    make_components: MakeComponents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw = native.sample_tokens
 
@@ -146,13 +136,13 @@ def test_an_engine_that_draws_at_another_temperature_than_it_reports_is_found(
         train(components, Tape())
 
 
-def test_a_correct_engine_has_no_finding(make_components: MakeComponents) -> None:  # noqa: F811
+def test_a_correct_engine_has_no_finding(make_components: MakeComponents) -> None:
     _, tape = outcome_of(drawn_components(make_components, health=ALWAYS))
     assert max(row["audit/sampler_log10_evidence"] for row in tape.rows) < 2.0
     assert tape.rows[-1]["audit/rollouts"] == 24.0
 
 
-def test_a_reference_that_is_another_after_a_resume_is_found(make_components: MakeComponents) -> None:  # noqa: F811
+def test_a_reference_that_is_another_after_a_resume_is_found(make_components: MakeComponents) -> None:
     config = {"kl": KlConfig(coefficient=0.1), "sampling": SamplingConfig(max_new_tokens=6)}
     with pytest.raises(KilledError):
         train(make_components(config=config, health=ALWAYS), Tape(killed_in=3))
@@ -162,7 +152,7 @@ def test_a_reference_that_is_another_after_a_resume_is_found(make_components: Ma
         train(again, Tape())
 
 
-def test_a_coefficient_of_the_kl_that_is_not_the_configured_one_is_found(make_components: MakeComponents) -> None:  # noqa: F811
+def test_a_coefficient_of_the_kl_that_is_not_the_configured_one_is_found(make_components: MakeComponents) -> None:
     components = make_components(config={"kl": KlConfig(coefficient=0.1)})
     components.learner.learner.kl = dataclasses.replace(components.learner.learner.kl, coefficient=0.9)
     with pytest.raises(CanaryError, match=r"the coefficient of the KL: expected 0\.1, found 0\.9"):
@@ -172,7 +162,7 @@ def test_a_coefficient_of_the_kl_that_is_not_the_configured_one_is_found(make_co
 PENALTY = {"algorithm": "ppo_penalty", "update": UpdateConfig(num_epochs=2)}
 
 
-def test_a_penalty_that_adapts_is_left_alone_also_after_a_resume(make_components: MakeComponents) -> None:  # noqa: F811
+def test_a_penalty_that_adapts_is_left_alone_also_after_a_resume(make_components: MakeComponents) -> None:
     with pytest.raises(KilledError):
         train(make_components(config=PENALTY, health=ALWAYS), Tape(killed_in=3))
     _, tape = outcome_of(make_components(config=PENALTY, health=ALWAYS))
@@ -181,8 +171,7 @@ def test_a_penalty_that_adapts_is_left_alone_also_after_a_resume(make_components
 
 
 def test_a_penalty_that_a_resumed_run_forgets_is_found(
-    make_components: MakeComponents,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    make_components: MakeComponents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(KilledError):
         train(make_components(config=PENALTY), Tape(killed_in=3))
@@ -195,23 +184,22 @@ def test_a_penalty_that_a_resumed_run_forgets_is_found(
 
 
 def test_a_penalty_that_does_not_adapt_is_found(
-    make_components: MakeComponents,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    make_components: MakeComponents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(PenaltyController, "updated", lambda self, measured: self)
     with pytest.raises(CanaryError, match=r"iteration 2: the coefficient of the penalty: expected .*, found 1"):
         train(make_components(config=PENALTY), Tape())
 
 
-def test_a_critic_that_warms_up_alone_is_left_alone(make_components: MakeComponents) -> None:  # noqa: F811
-    critic = CriticConfig(learning_rate=1e-3, warmup_iterations=2)
+@pytest.mark.parametrize("placement", ["separate", "shared"])
+def test_a_critic_that_warms_up_alone_is_left_alone(make_components: MakeComponents, placement: Any) -> None:
+    critic = CriticConfig(learning_rate=1e-3, warmup_iterations=2, architecture=placement)
     _, tape = outcome_of(make_components(health=ALWAYS, config={"algorithm": "ppo", "critic": critic}))
     assert [row["gradient_norm"] > 0.0 for row in tape.rows] == [False, False, True, True]
 
 
 def test_an_update_that_was_counted_and_not_done_ends_the_run(
-    make_components: MakeComponents,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    make_components: MakeComponents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Learner, "_step", lambda self, samples, totals: totals)
     with pytest.raises(CanaryError, match=r"the training samples of epoch 1 are not the \d+ audited ones"):
@@ -219,8 +207,7 @@ def test_an_update_that_was_counted_and_not_done_ends_the_run(
 
 
 def test_micro_batches_that_were_lost_end_the_run(
-    make_components: MakeComponents,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    make_components: MakeComponents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = learner.pack_for
     monkeypatch.setattr(learner, "pack_for", lambda *given, **more: packed(*given, **more)[:1])
@@ -229,7 +216,7 @@ def test_micro_batches_that_were_lost_end_the_run(
         train(make_components(health=ALWAYS, config={"update": small}), Tape())
 
 
-def test_a_resumed_audit_keeps_its_statistics(make_components: MakeComponents) -> None:  # noqa: F811
+def test_a_resumed_audit_keeps_its_statistics(make_components: MakeComponents) -> None:
     components = make_components()
     audit = audit_module.Audit(components, print)
     audit._ref_logprobs = [-1.0]
@@ -240,7 +227,7 @@ def test_a_resumed_audit_keeps_its_statistics(make_components: MakeComponents) -
     assert again.state()["sampling"]["num_tokens"] == 0
 
 
-def test_prompts_that_are_not_rendered_by_the_template_are_taken_as_they_are(start: Any, tmp_path: Any) -> None:  # noqa: F811
+def test_prompts_that_are_not_rendered_by_the_template_are_taken_as_they_are(start: Any, tmp_path: Any) -> None:
     from rlcore.text.tokenization import ChatTokenizer
 
     prompts = chat_prompts(ChatTokenizer.load(start), QUESTIONS)
@@ -301,10 +288,7 @@ def test_a_check_that_fails_is_counted() -> None:
 CPU = {"device": torch.device("cpu"), "dtype": torch.float32}
 
 
-def test_weights_that_were_saved_are_those_in_memory_also_when_they_were_rounded(
-    start: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_weights_that_were_saved_are_those_in_memory_also_when_they_were_rounded(start: Path, tmp_path: Path) -> None:
     model = load_policy(start, **CPU)
     save_model(model, start, tmp_path / "model")
     verify_saved(model.state_dict(), tmp_path / "model")
@@ -317,8 +301,7 @@ def test_weights_that_were_saved_are_those_in_memory_also_when_they_were_rounded
 
 
 def test_training_that_ends_with_the_weights_of_its_start_is_known_in_any_precision(
-    start: Path,  # noqa: F811
-    tmp_path: Path,
+    start: Path, tmp_path: Path
 ) -> None:
     model = load_policy(start, **CPU)
     model.to(torch.bfloat16)
@@ -337,10 +320,7 @@ def test_training_that_ends_with_the_weights_of_its_start_is_known_in_any_precis
 
 
 def test_a_learner_that_saves_the_start_in_place_of_itself_is_found(
-    make_components: MakeComponents,  # noqa: F811
-    start: Path,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    make_components: MakeComponents, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     components = make_components(config={"num_iterations": 1})
     train(components, Tape())
@@ -355,9 +335,7 @@ def test_a_learner_that_saves_the_start_in_place_of_itself_is_found(
 
 @pytest.mark.parametrize("lost", ["_restore_weights", "_restore_optimizer"])
 def test_a_resume_that_restores_only_a_part_is_stopped_before_its_first_step(
-    lost: str,
-    make_components: MakeComponents,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    lost: str, make_components: MakeComponents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(KilledError):
         train(make_components(), Tape(killed_in=3))
@@ -375,7 +353,7 @@ def test_a_tensor_that_is_missing_on_either_side_is_named(tmp_path: Path) -> Non
         verify_restored({"policy": {"a": torch.ones(2), "b": torch.ones(1)}}, tmp_path)
 
 
-def test_a_model_is_taken_up_as_what_it_was_sealed_as(start: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_a_model_is_taken_up_as_what_it_was_sealed_as(start: Path, tmp_path: Path) -> None:
     model = load_policy(start, **CPU)
     save_model(model, start, tmp_path / "model")
     with pytest.raises(StorageError, match="digests of the model are unreadable"):
@@ -396,7 +374,7 @@ def test_a_model_is_taken_up_as_what_it_was_sealed_as(start: Path, tmp_path: Pat
         verify_model(tmp_path, stage="grpo", model=tmp_path / "model")
 
 
-def test_prompts_have_a_digest_of_ids_tokens_references_and_order(make_components: MakeComponents) -> None:  # noqa: F811
+def test_prompts_have_a_digest_of_ids_tokens_references_and_order(make_components: MakeComponents) -> None:
     prompts = list(make_components().prompts)
     assert digest_of_prompts(prompts) != digest_of_prompts(prompts[::-1])
     assert digest_of_prompts(prompts) == digest_of_prompts(tuple(prompts))

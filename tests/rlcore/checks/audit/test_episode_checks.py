@@ -11,8 +11,7 @@ import torch
 
 from rlcore.agents.sampler import AgentSampler
 from rlcore.checks.audit.comparison import rollout_error, sample_errors
-from rlcore.checks.audit.episode_checks import choose_episodes
-from rlcore.checks.audit.prompt_checks import group_errors
+from rlcore.checks.audit.prompt_checks import choose_episodes, group_errors
 from rlcore.config import AuditConfig, CheckpointConfig, HealthConfig, KlConfig, SamplingConfig, UpdateConfig
 from rlcore.errors import CanaryError
 from rlcore.loop import Components, train, update
@@ -26,7 +25,7 @@ from tests import strategies
 from tests.forking import ForkingSampler
 from tests.rlcore.agents.programs import agent
 from tests.rlcore.checks.audit.test_reference_impl import experience_of
-from tests.rlcore.loop.conftest import KilledError, MakeComponents, Tape, make_components, start, weights  # noqa: F401
+from tests.rlcore.loop.conftest import KilledError, MakeComponents, Tape, weights
 
 CONFIG = strategies.rl_config()
 
@@ -174,8 +173,7 @@ def agent_components(make: MakeComponents, **changes: Any) -> Components:
     ],
 )
 def test_runs_with_branches_pass_the_audit_which_changes_nothing(
-    config: dict[str, Any],
-    make_components: MakeComponents,  # noqa: F811
+    config: dict[str, Any], make_components: MakeComponents
 ) -> None:
     off = HealthConfig(audit=AuditConfig(action="off"))
     runs = [
@@ -191,8 +189,7 @@ def test_runs_with_branches_pass_the_audit_which_changes_nothing(
 
 
 def test_a_weight_per_branch_instead_of_per_episode_ends_the_run_before_a_weight_moves(
-    make_components: MakeComponents,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    make_components: MakeComponents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def by_sample(algorithm: Any, samples: Sequence[TrainingSample]) -> Any:
         return token_weights(algorithm, [dataclasses.replace(one, episode=n) for n, one in enumerate(samples)])
@@ -205,10 +202,7 @@ def test_a_weight_per_branch_instead_of_per_episode_ends_the_run_before_a_weight
     assert torch.equal(before, weights(components))
 
 
-def test_an_advantage_per_branch_ends_the_run(
-    make_components: MakeComponents,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_advantage_per_branch_ends_the_run(make_components: MakeComponents, monkeypatch: pytest.MonkeyPatch) -> None:
     def doubled(*arguments: Any, **settings: Any) -> Experience:
         made = build_experience(*arguments, **settings)
         sizes = [sum(one.episode == each.episode for one in made.samples) for each in made.samples]
@@ -223,7 +217,7 @@ def test_an_advantage_per_branch_ends_the_run(
         train(agent_components(make_components), Tape())
 
 
-def test_a_shared_answer_that_is_trained_twice_ends_the_run(make_components: MakeComponents) -> None:  # noqa: F811
+def test_a_shared_answer_that_is_trained_twice_ends_the_run(make_components: MakeComponents) -> None:
     components = agent_components(make_components)
     components = dataclasses.replace(components, sampler=ForkingSampler(components.engine, trains_twice=True))
     with pytest.raises(CanaryError, match="tokens are trained on, and"):
@@ -232,8 +226,7 @@ def test_a_shared_answer_that_is_trained_twice_ends_the_run(make_components: Mak
 
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_run_with_branches_resumes_with_the_bits_of_one_that_was_not_killed(
-    staleness: int,
-    make_components: MakeComponents,  # noqa: F811
+    staleness: int, make_components: MakeComponents
 ) -> None:
     sampling = SamplingConfig(max_new_tokens=6, staleness=staleness)
     every = {"config": {"checkpoints": CheckpointConfig(every_iterations=1), "sampling": sampling}}
@@ -255,7 +248,7 @@ FORKS = """
 
 
 def test_an_agent_program_with_forks_cut_answers_and_several_choices_passes_the_audit(
-    make_components: MakeComponents,  # noqa: F811
+    make_components: MakeComponents,
 ) -> None:
     sampling = SamplingConfig(max_new_tokens=48)
     components = make_components(config={"num_iterations": 2, "sampling": sampling}, health=ALWAYS)

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from rlcore.checks.audit.draws import unselected_rollouts
-from rlcore.checks.audit.evaluation_checks import accuracy_errors
 from rlcore.checks.audit.prompt_checks import expected_prompts, group_errors, prompt_errors, require_groups
-from rlcore.checks.audit.reward_terms import RewardAudit
+from rlcore.checks.audit.reward_terms import RewardAudit, accuracy_errors
 from rlcore.config import SamplingConfig
 from rlcore.errors import CanaryError
 from rlcore.evaluation.intervals import accuracy

@@ -197,11 +197,7 @@ def numbered(count: int, *, others: float, is_half: bool = False, noise: float =
 
 @pytest.mark.parametrize(
     ("count", "others", "is_half", "noise", "share"),
-    [
-        (40, 1.0, False, 0.0, "100%"),
-        (400, 0.05, False, 0.0, "10%"),
-        (150, 1.0, True, 0.05, "100%"),
-    ],
+    [(40, 1.0, False, 0.0, "100%"), (400, 0.05, False, 0.0, "10%"), (150, 1.0, True, 0.05, "100%")],
 )
 def test_tokens_that_the_random_numbers_of_the_seed_do_not_choose_are_found(
     count: int, others: float, is_half: bool, noise: float, share: str

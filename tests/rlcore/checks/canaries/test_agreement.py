@@ -18,7 +18,6 @@ from rlcore.models.runtime import Runtime
 from rlcore.sampling.native import NativeSampler
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
-from tests.rlcore.loop.conftest import start  # noqa: F401
 
 HALF = [torch.bfloat16, torch.float16]
 
@@ -269,24 +268,19 @@ def changed(folder: Path, made: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize("kind", [NativeSampler, Hides, HasAHead, HasNone])
-def test_an_engine_that_serves_the_model_passes(start: Path, kind: type[NativeSampler]) -> None:  # noqa: F811
+def test_an_engine_that_serves_the_model_passes(start: Path, kind: type[NativeSampler]) -> None:
     verify_served_weights(engine_of(kind, start), start, prompts_for(start), RUNTIME, seed=0)
 
 
 @pytest.mark.parametrize("kind", [NativeSampler, Hides])
 @pytest.mark.parametrize("name", ["embed", "layers.0.", ""])
-def test_an_engine_of_another_model_is_found(
-    start: Path,  # noqa: F811
-    tmp_path: Path,
-    kind: type[NativeSampler],
-    name: str,
-) -> None:
+def test_an_engine_of_another_model_is_found(start: Path, tmp_path: Path, kind: type[NativeSampler], name: str) -> None:
     other = changed(start, tmp_path / "other", name)
     with pytest.raises(StorageError, match="the engine serves other weights than the model's in"):
         verify_served_weights(engine_of(kind, start), other, prompts_for(start), RUNTIME, seed=0)
 
 
-def test_where_no_part_agrees_log_probabilities_are_not_asked(start: Path, tmp_path: Path) -> None:  # noqa: F811
+def test_where_no_part_agrees_log_probabilities_are_not_asked(start: Path, tmp_path: Path) -> None:
     """They could not tell a policy from the one that it was trained from where the precision is coarse."""
     other = changed(start, tmp_path / "other", "")
     with pytest.raises(StorageError, match="no module is equal"):

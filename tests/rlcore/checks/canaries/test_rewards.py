@@ -11,15 +11,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rlcore.checks.canaries import (
+from rlcore.checks.canaries.known_answers import known_answer, prompts_for
+from rlcore.checks.canaries.rewards import (
     check_probes,
-    known_answer,
     known_answers_canary,
-    reward_canary,
     reward_probes,
     terms_canary,
 )
-from rlcore.checks.canaries.known_answers import prompts_for
 from rlcore.errors import CanaryError, RewardError
 from rlcore.rewards.base import RewardFn, failed_score, scored
 from rlcore.rewards.format import FormatOptions, FormatReward
@@ -32,6 +30,11 @@ from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward, T
 from rlcore.rewards.user_function import FunctionReward
 from rlcore.types import Prompt, Rollout, Score
 from tests import strategies
+
+
+def reward_canary(reward: RewardFn, prompts: Sequence[Prompt], *, prefill: str = "") -> None:
+    """Check the probes of all prompts."""
+    check_probes(reward, [probe for each in prompts for probe in reward_probes(each, prefill=prefill)])
 
 
 def prompt(reference: str) -> Prompt:

@@ -12,15 +12,9 @@ import torch
 
 from benchmarks.canaries import LosesALayer, LosesTheHead, ServesTheBase, Session, Stale, Warmer, native
 from rlcore.algorithms.agreement import LogprobAgreement, Spread
-from rlcore.checks.canaries import (
-    EngineCalibration,
-    mask_canary,
-    rollouts_canary,
-    sample_canary,
-    sample_probes,
-    sync,
-    sync_canary,
-)
+from rlcore.checks.canaries import sync
+from rlcore.checks.canaries.masks import mask_canary, sample_canary
+from rlcore.checks.canaries.sync import EngineCalibration, rollouts_canary, sample_probes, sync_canary
 from rlcore.errors import CanaryError, StaleSamplerError
 from rlcore.models.policy import score_sequences
 from rlcore.sampling.base import SamplingParams
