@@ -25,7 +25,6 @@ Ids = tuple[int, ...]
 _TAG = re.compile("think|thought|reason|answer|solution", re.IGNORECASE)  # tags that rewards look for
 _PRIVATE = "\U000f0000"
 _MANY = 16  # texts
-_ADD_NOTHING = ("NFC", "Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit", "ByteLevel")
 
 
 class Part(NamedTuple):
@@ -135,17 +134,6 @@ class PartEncoder:
                 fix="remove that text from the data, or use a tokenizer that can spell it",
             )
         return ids
-
-    @cached_property
-    def covers_characters(self) -> bool:
-        """True if each token of an ASCII text certainly has a character of it: nothing writes blanks before words."""
-        library = getattr(self.backend, "backend_tokenizer", None)
-        if library is None:
-            return False
-        parts = (library.normalizer, library.pre_tokenizer)
-        states = [json.loads(part.__getstate__()) for part in parts if part is not None]
-        steps = [step for state in states for step in state.get("pretokenizers", [state])]
-        return all(step["type"] in _ADD_NOTHING and not step.get("add_prefix_space") for step in steps)
 
     @cached_property
     def special_tokens(self) -> dict[str, int]:

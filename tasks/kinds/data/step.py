@@ -133,6 +133,6 @@ def token_view(tokenizer: ChatTokenizer) -> TokenView:
         encode=partial(encode_all, tokenizer),
         prompt_lengths=partial(prompt_lengths, tokenizer),
         max_prompt_tokens=partial(max_prompt_tokens, tokenizer),
-        max_text_tokens=partial(max_text_tokens, tokenizer),
+        max_text_tokens=max_text_tokens,
         special_tokens=tuple(tokenizer.special_tokens),
     )
