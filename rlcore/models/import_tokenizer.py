@@ -15,10 +15,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from rlcore.config.data import ModelConfig, tried
 from rlcore.errors import ModelError
 from rlcore.models.model_validation import require_template_ends
-from rlcore.text.template_date import record_date, recorded_date, writes_date
+from rlcore.text.chat_template import record_date, recorded_date, writes_date
 from rlcore.text.text_parts import control_tokens_of
-from rlcore.text.tokenization import ChatTokenizer
-from rlcore.text.tokenizer_files import read_eos_ids
+from rlcore.text.tokenization import ChatTokenizer, read_eos_ids
 
 _SHOWN = 12
 

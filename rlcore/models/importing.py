@@ -26,9 +26,8 @@ from rlcore.models.model_validation import read_config, require_rows, validate_m
 from rlcore.models.saving import atomic_folder, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
 from rlcore.models.source_files import find_package_file
-from rlcore.text.template_date import recorded_date
-from rlcore.text.tokenization import ChatTokenizer
-from rlcore.text.tokenizer_files import require_vocabulary
+from rlcore.text.chat_template import recorded_date
+from rlcore.text.tokenization import ChatTokenizer, require_vocabulary
 
 CARD = "model_card.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")

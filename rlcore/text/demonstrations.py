@@ -82,7 +82,9 @@ def _earlier_turns(tokenizer: ChatTokenizer, messages: Sequence[Message], prompt
             or text not in ways
             or not after.text.startswith(turn.end)
         ):
-            raise _refusal(tokenizer, "the chat template writes an earlier assistant turn differently from a sampled one")
+            raise _refusal(
+                tokenizer, "the chat template writes an earlier assistant turn differently from a sampled one"
+            )
         spans.append(_span(tokenizer, before, [*parts[: part_index + 1], Part(turn.end, "template")], prompt_ids))
     return spans
 

@@ -13,7 +13,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from rlcore.errors import ModelError
 from rlcore.loop.native import chat_prompts
-from rlcore.text.template_date import with_date, writes_date
+from rlcore.text.chat_template import with_date, writes_date
 from rlcore.text.text_parts import Ids, Part, PartEncoder
 from rlcore.text.tokenization import ChatTokenizer, require_same_tokens
 from rlcore.types import Message
