@@ -18,19 +18,13 @@ The rules are strict, because a policy exploits every loose one:
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
 from rlcore.config import Duration, PositiveInt
-from rlcore.config import Fraction as Share
-from rlcore.errors import ConfigError
 from rlcore.rewards.answers import (
     MAX_ANSWER_CHARACTERS,
     MAX_ANSWER_DEPTH,
@@ -51,7 +45,7 @@ from rlcore.rewards.plain_numbers import parse_number
 from rlcore.rewards.references import plain_error
 from rlcore.rewards.unevaluated import is_unevaluated
 from rlcore.rewards.units import parse_quantity, same_magnitude, scale_words, separate_unit
-from rlcore.types import CORRECT_FROM, Rollout, Score, is_correct
+from rlcore.types import Rollout, Score, is_correct
 
 _MAX_WRAPS = 4
 _LONG_DIGITS = re.compile(r"[0-9]{200}")
@@ -99,24 +93,16 @@ class MathOptions:
         evaluated_only: Require an evaluated answer: for a plain number a plain number, with fractions in lowest terms
             (not ``3+4`` for 7, nor ``6/2`` for 3). For an expression, one without operations that the reference does
             not have (``\\int``, ``\\gcd``, ``n!``), and not a formula of the problem unless in the reference's form.
-        partial: Score of a wrong answer to a number with a valid derivation, see :mod:`rlcore.rewards.math_answer`.
     """
 
     last_number: bool = True
     evaluated_only: bool = True
-    partial: Share = 0.0
     timeout_seconds: Duration = 1.0
     num_workers: PositiveInt = 2
-
-    def __post_init__(self) -> None:
-        if self.partial >= CORRECT_FROM:
-            raise ConfigError(f"partial = {self.partial} would count as correct: it must be below {CORRECT_FROM}")
 
 
 class MathReward:
     r"""1.0 for an answer equal to ``rollout.prompt.reference``, else 0.0; None if the grader failed or timed out.
-
-    With ``partial``, an answer that is wrong scores this if its derivation correctly ends in the reference.
 
     ``The answer is \box{1.1}.`` with reference ``1.1`` scores 1.0. The answer of a reference that is a worked solution
     (``... #### 72``) is its last marked answer. A reference that is a JSON list of texts accepts any of them.
@@ -133,14 +119,9 @@ class MathReward:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         accepted = [_usable(accepted_answers(rollout.prompt.reference)) for rollout in rollouts]
         pairs = [(rollout, each) for rollout, answers in zip(rollouts, accepted, strict=True) for each in answers]
-        scores = iter(self._graded([_with_reference(rollout, each) for rollout, each in pairs]))
+        prepared = [self._prepare(_with_reference(rollout, each)) for rollout, each in pairs]
+        scores = iter(score_all(prepared, self._pool, self._score))
         return [_best([next(scores) for _ in answers]) for answers in accepted]
-
-    def _graded(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        scores = score_all([self._prepare(rollout) for rollout in rollouts], self._pool, self._score)
-        if not self._options.partial:
-            return scores
-        return [self._credit(rollout, score) for rollout, score in zip(rollouts, scores, strict=True)]
 
     def close(self) -> None:
         """Stop the grader processes."""
@@ -159,12 +140,6 @@ class MathReward:
             return self._score(is_right)
         request = {"answer": _as_stated(answer, reference), "reference": reference}
         return request | {"problem": _formulas(problem)} if self._options.evaluated_only else request
-
-    def _credit(self, rollout: Rollout, score: Score) -> Score:
-        expected = parse_quantity(find_reference(rollout.prompt.reference))
-        if score.value != 0.0 or expected is None or not is_valid_derivation(rollout.text, expected.value):
-            return score
-        return scored(self.name, self._options.partial)
 
     def _score(self, is_right: bool) -> Score:
         return scored(self.name, float(is_right))
@@ -336,51 +311,3 @@ def _is_refused(answer: str, reference: str) -> bool:
 def _as_words(text: str) -> str:
     match = _WORDS.fullmatch(text)
     return " ".join((match.group(1) if match else text).casefold().split())
-
-
-_MAX_TEXT, _MAX_SIDE = 20_000, 200
-_TIMES = re.compile(r"\\times|\\cdot|×|·|(?<=[0-9)]) ?x ?(?=[0-9(])")
-_GROUP_COMMA = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
-_RUN = re.compile(r"[0-9.+*/()= -]{3,}")
-_SIDE = re.compile(r"[0-9(][0-9.+*/() -]*")
-_OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = MappingProxyType(
-    {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-)
-
-
-def is_valid_derivation(text: str, reference: Fraction) -> bool:
-    """Return True if all equations in ``text`` are true and the last one ends in ``reference``. Linear time."""
-    if len(text) > _MAX_TEXT:
-        return False
-    found = list(_equations(text))
-    return bool(found) and all(left == right for left, right in found) and found[-1][1] == reference
-
-
-def _equations(text: str) -> Iterator[tuple[Fraction, Fraction]]:
-    """Yield both sides of each ``=`` between two expressions: two pairs for ``5*7 = 30+5 = 35``."""
-    written = _GROUP_COMMA.sub("", _TIMES.sub("*", text.replace("$", "").replace("÷", "/")))
-    for run in _RUN.findall(written):
-        values = [_value(side.strip()) for side in run.rstrip(" .").split("=")]
-        for left, right in pairwise(values):
-            if left is not None and right is not None:
-                yield left, right
-
-
-def _value(side: str) -> Fraction | None:
-    """Return the value of a side; None if it is not arithmetic: it begins with an operator, or has no operation."""
-    if len(side) > _MAX_SIDE or not _SIDE.fullmatch(side):
-        return None
-    try:
-        return _evaluate(ast.parse(side, mode="eval").body, side)
-    except (SyntaxError, ValueError, ZeroDivisionError):
-        return None
-
-
-def _evaluate(node: ast.expr, source: str) -> Fraction:
-    if isinstance(node, ast.Constant):
-        return Fraction(ast.get_source_segment(source, node) or "")  # exact, unlike the node's float
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_evaluate(node.operand, source)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_evaluate(node.left, source), _evaluate(node.right, source))
-    raise ValueError(f"not arithmetic: {ast.dump(node)[:80]}")

@@ -21,7 +21,7 @@ from rlcore.rewards.answers import (
     marked_answers,
     required_prefix,
 )
-from rlcore.rewards.math_answer import compare_exact, is_valid_derivation
+from rlcore.rewards.math_answer import compare_exact
 from rlcore.rewards.plain_numbers import parse_number
 from rlcore.rewards.units import with_percent_sign
 from rlcore.types import Rollout
@@ -33,13 +33,12 @@ READERS: dict[str, Callable[[str], Any]] = {
     "extract_stated": extract_stated, "brace_depth": brace_depth,
     "parse_number": lambda text: None if (number := parse_number(text)) is None else str(number.value),
     "is_evaluated": lambda text: getattr(parse_number(text), "is_evaluated", None),
-    "derivation of 72": lambda text: is_valid_derivation(text, Fraction(72)),
 }  # fmt: skip
 PIECES = ["\\boxed{", "\\box{", "{", "}", "\\{", "\\", "####", "\n", "<answer>", "</answer>", "5", "x", " ", "$"]
 
 ENDLESS = [
     *("\\boxed{", "<answer>", "#### \n", "9", "9,", "- ", "\\frac{1}{", "1,", "{,}", "1e", "/", "a ", "is ", "*", "a,"),
-    *("x = ", "the answer is ", "-", "'", "not", "1+", "(", "1=", "9*", "1 x ", "1,000", "===1"),
+    *("x = ", "the answer is ", "-", "'", "not", "1+", "(", "1=", "9*", "1,000"),
 ]
 messy_texts = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 
