@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Any
 
 from rlcore.rewards.mathematics.equality import equals
+from rlcore.rewards.mathematics.formula import Named, Text
 from rlcore.rewards.mathematics.numeric_values import UndefinedError
 from rlcore.rewards.mathematics.reading import read
-from rlcore.rewards.mathematics.structures import Named, Text
 from rlcore.rewards.mathematics.worked_out import is_worked_out
 
 _MAX_TEXT = 80  # longest LaTeX outside of the grammar that an answer may have to repeat

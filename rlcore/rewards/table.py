@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 from rlcore.choices import choices
 from rlcore.config import RewardTerm
 from rlcore.errors import ConfigError, RlcoreError
-from rlcore.rewards.base import RewardFn
+from rlcore.rewards.base import EnvironmentOptions, EnvironmentReward, RewardFn
 from rlcore.rewards.code_tests import CodeOptions, CodeReward
-from rlcore.rewards.environment import EnvironmentOptions, EnvironmentReward
 from rlcore.rewards.format import FormatOptions, FormatReward
 from rlcore.rewards.judge import JudgeOptions, JudgeReward
 from rlcore.rewards.language import LanguageOptions, LanguageReward
-from rlcore.rewards.length import LengthOptions, LengthReward
 from rlcore.rewards.math_answer import MathOptions, MathReward
 from rlcore.rewards.mix import WeightedReward, WeightedTerm
+from rlcore.rewards.penalties import LengthOptions, LengthReward, RepetitionOptions, RepetitionReward
 from rlcore.rewards.procedural import ProceduralOptions, ProceduralReward
-from rlcore.rewards.repetition import RepetitionOptions, RepetitionReward
 from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward
 from rlcore.rewards.user_function import import_function
 from rlcore.strict_config import build

@@ -10,26 +10,27 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from rlcore.rewards.mathematics.formula import FormulaError, Node, number
-from rlcore.rewards.mathematics.notations import read_notation
-from rlcore.rewards.mathematics.reader import parse_formula
-from rlcore.rewards.mathematics.spelling import ROW_END, canonical, without_degrees
-from rlcore.rewards.mathematics.structures import (
+from rlcore.rewards.mathematics.formula import (
     Choice,
     Combined,
+    FormulaError,
     Grid,
     Item,
     Items,
     Known,
     Named,
+    Node,
     Relation,
     Rounded,
     Span,
     Text,
     Value,
+    number,
 )
-from rlcore.rewards.plain_numbers import parse_number
-from rlcore.rewards.units import parse_quantity, scale_words, separate_unit
+from rlcore.rewards.mathematics.notations import read_notation
+from rlcore.rewards.mathematics.reader import parse_formula
+from rlcore.rewards.mathematics.spelling import ROW_END, canonical, without_degrees
+from rlcore.rewards.units import parse_number, parse_quantity, scale_words, separate_unit
 
 _AND_OR = re.compile(r"(?:,? ?(?:\\text\{ ?(?:and|or) ?\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])),?)")
 _LIST = re.compile(rf"{_AND_OR.pattern}|[,;]")

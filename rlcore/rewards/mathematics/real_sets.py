@@ -10,9 +10,21 @@ from typing import Any
 import mpmath  # type: ignore[import-untyped]
 
 from rlcore.rewards.mathematics.exact_values import equal_values, free_symbols
-from rlcore.rewards.mathematics.formula import Node, negative, number
+from rlcore.rewards.mathematics.formula import (
+    Combined,
+    Item,
+    Items,
+    Known,
+    Named,
+    Node,
+    Relation,
+    Span,
+    Text,
+    Value,
+    negative,
+    number,
+)
 from rlcore.rewards.mathematics.numeric_values import UndefinedError, evaluate
-from rlcore.rewards.mathematics.structures import Combined, Item, Items, Known, Named, Relation, Span, Text, Value
 
 _PRECISION = 400
 _FLIPPED = {"<": ">", ">": "<", "le": "ge", "ge": "le", "ne": "ne"}

@@ -15,15 +15,12 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
-from rlcore.rewards.mathematics.exact_values import equal_values, free_symbols, is_infinite
-from rlcore.rewards.mathematics.formula import Node, mul, walk
+from rlcore.rewards.mathematics.exact_values import constant_free_key, equal_values, free_symbols, is_infinite
+from rlcore.rewards.mathematics.formula import Item, Named, Node, Relation, Value, mul, walk
 from rlcore.rewards.mathematics.numeric_values import UndefinedError, exact_rational
 from rlcore.rewards.mathematics.reading import read
-from rlcore.rewards.mathematics.residues import constant_free_key
 from rlcore.rewards.mathematics.spelling import canonical
-from rlcore.rewards.mathematics.structures import Item, Named, Relation, Value
-from rlcore.rewards.plain_numbers import parse_number
-from rlcore.rewards.units import parse_quantity
+from rlcore.rewards.units import parse_number, parse_quantity
 
 # Operations without effect: 1\cdot x, 1(x+1), x^1, x/1.
 _IN_VAIN = re.compile(

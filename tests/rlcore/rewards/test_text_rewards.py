@@ -15,8 +15,14 @@ from rlcore.config import RewardTerm
 from rlcore.errors import ConfigError
 from rlcore.rewards.format import FormatOptions, FormatReward, has_format
 from rlcore.rewards.language import SCRIPTS, STOP_WORDS, LanguageOptions, LanguageReward
-from rlcore.rewards.length import LengthOptions, LengthReward, overlong_penalty
-from rlcore.rewards.repetition import RepetitionOptions, RepetitionReward, repetition_penalty
+from rlcore.rewards.penalties import (
+    LengthOptions,
+    LengthReward,
+    RepetitionOptions,
+    RepetitionReward,
+    overlong_penalty,
+    repetition_penalty,
+)
 from rlcore.rewards.table import RewardResources, build_rewards
 from rlcore.types import Message, Prompt, Rollout
 from tests.quick import within_seconds

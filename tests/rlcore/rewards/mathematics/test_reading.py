@@ -22,8 +22,7 @@ from rlcore.rewards.answers import (
     required_prefix,
 )
 from rlcore.rewards.math_answer import compare_exact
-from rlcore.rewards.plain_numbers import parse_number
-from rlcore.rewards.units import with_percent_sign
+from rlcore.rewards.units import parse_number, with_percent_sign
 from rlcore.types import Rollout
 from tests.quick import within_seconds
 from tests.rows import rows_of

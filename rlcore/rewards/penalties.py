@@ -1,4 +1,4 @@
-"""Penalty for repetition."""
+"""Penalties: for completions near the length limit, and for repetition."""
 
 from __future__ import annotations
 
@@ -6,9 +6,50 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rlcore.config import PositiveInt
+from rlcore.errors import ConfigError
 from rlcore.rewards.answers import has_content
 from rlcore.rewards.base import scored
 from rlcore.types import Rollout, Score
+
+
+@dataclass(frozen=True, kw_only=True)
+class LengthOptions:
+    """Options of the reward ``length``, in tokens. ``limit`` is usually ``sampling.max_new_tokens``.
+
+    ``buffer`` is the interval before the limit in which the penalty grows.
+    """
+
+    limit: PositiveInt
+    buffer: PositiveInt
+
+    def __post_init__(self) -> None:
+        if self.buffer > self.limit:
+            raise ConfigError(f"buffer {self.buffer} is longer than limit {self.limit}")
+
+
+class LengthReward:
+    """:func:`overlong_penalty` of the number of sampled tokens, without tool output; -1 for an invisible completion."""
+
+    name = "length"
+
+    def __init__(self, options: LengthOptions) -> None:
+        self._options = options
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [scored(self.name, self._value(rollout)) for rollout in rollouts]
+
+    def _value(self, rollout: Rollout) -> float:
+        if not has_content(rollout.text):
+            return -1.0
+        return overlong_penalty(sum(rollout.loss_mask), limit=self._options.limit, buffer=self._options.buffer)
+
+
+def overlong_penalty(length: int, *, limit: int, buffer: int) -> float:
+    """Return 0 up to ``limit - buffer`` tokens, then linear to -1 at ``limit``, and -1 beyond.
+
+    This is eq. 13 of DAPO (Yu et al. 2025). ``overlong_penalty(15, limit=20, buffer=10)`` is -0.5.
+    """
+    return -min(max(length - (limit - buffer), 0) / buffer, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
