@@ -112,13 +112,11 @@ class Marked:
 def find_answer(rollout: Rollout, *, last_number_counts: bool, prefill: str = "") -> str | None:
     """Return the answer of a completion as written, or None. ``prefill`` is the chat template's.
 
-    It is the last marked answer, or None if a later marker is unclosed. Without a marker it is the last number, if
-    allowed. A number at the end of a truncated completion may be incomplete and does not count.
+    None if a marker after the last answer is unclosed. The last number of a truncated completion may be incomplete and
+    does not count.
     """
     text = final_part(prefill + rollout.text)
-    if text is None:
-        return None
-    if is_left_open(text):
+    if text is None or is_left_open(text):
         return None
     marked = last_marked_answer(text)
     if marked is None and last_number_counts and rollout.finish_reason == "stop":
@@ -195,8 +193,7 @@ def clean(answer: str) -> str:
 def extract_stated(answer: str) -> str:
     """Return the value that a text states: 18 for ``The answer is 18``, ``Total: 18`` and ``x = 18``.
 
-    The words before ``is``, ``:`` or ``=`` are a variable of one letter or have no digits. Other texts are returned
-    unchanged, also questions, negations, and functions of the wanted value (``log x = 18``).
+    Other texts are returned unchanged, also questions, negations, and functions of the wanted value (``log x = 18``).
     """
     han = _HAN_LEAD.match(answer)
     if han is not None and not _NO_HAN_LEAD.search(han.group()):

@@ -1,12 +1,10 @@
 """Grader process: import a grader once, then fork workers that the caller can kill at any time.
 
-Run as ``python -m rlcore.rewards.grader_process CONTROL_FD GRADER MEMORY_BYTES SECONDS``. A grader is a module with
-``warm_up() -> None`` and ``grade(request: dict) -> JSON value``. Over the control socket the caller sends ``fork``
-(with the worker's end of a connection), answered by the pid, or ``kill PID``, answered by the signal that ended it.
+Run as ``python -m rlcore.rewards.grader_process CONTROL_FD GRADER MEMORY_BYTES SECONDS``. Over the control socket the
+caller sends ``fork`` (with the worker's end of a connection), answered by the pid, or ``kill PID``, answered by the
+signal that ended it. When the caller ends in any way, the socket closes and every worker is killed.
 
 Forking takes milliseconds, a fresh start seconds, and a parent that reaps its own children cannot kill a recycled pid.
-When the caller ends in any way, the control socket closes and every worker is killed.
-
 A request has SECONDS of CPU time; then the kernel ends its worker by SIGPROF, even in C code. A busy machine therefore
 does not change any score.
 """

@@ -1,10 +1,7 @@
 """Reward of the language of a completion, by the script of its letters and by its words.
 
 Words are checked by lists of the most common ones of a few languages. They distinguish no other languages of one script
-(Finnish and Turkish), no dialects, and no code from prose.
-
-Mathematics, digits and LaTeX commands do not count. A completion without letters scores 1, because nothing in it is in
-another language. An invisible completion scores 0.
+(Finnish and Turkish), no dialects, and no code from prose. Digits and LaTeX commands do not count.
 """
 
 from __future__ import annotations

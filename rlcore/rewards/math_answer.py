@@ -1,19 +1,7 @@
-r"""Reward for an answer equal to the reference: plain numbers exactly, others symbolically.
+"""Reward for an answer equal to the reference, by the rules of ``docs/rewards.md``.
 
-The rules are strict, because a policy exploits every loose one:
-
-- the last marked answer counts, ``\boxed{}``, ``####`` or ``<answer>`` (see :mod:`rlcore.rewards.answers`);
-- plain numbers and fractions are equal exactly, as rationals: 0.333 is not 1/3;
-- a percent sign must be on both sides or on neither: 50% is neither 0.5 nor 50;
-- a sentence or an equation that states one number counts as it: ``The answer is 18``, ``x = 18``. Otherwise an answer
-  has no more ``=`` than the reference, no second box, no adjacent numbers, only ASCII digits, no list for a number, and
-  no power tower. Words that multiply (``million``, ``dozen``) do so after a number, and otherwise must be on both
-  sides;
-- a reference in words (``Paris``) is compared as text, ignoring case;
-- ``5 cm`` answers ``5``, but units of one kind must agree: ``5 km`` is not ``5 m``;
-- an answer is evaluated (``evaluated_only``): a number for a number; for an expression, one without operations
-  (``\int``, ``\gcd``) that the reference does not have, and not copied from the problem;
-- everything else is compared by its stated values (:mod:`rlcore.rewards.math_verifier`), in a process with a timeout.
+They are strict, because a policy exploits every loose one. Plain numbers and words are compared here, everything else
+by its stated values (:mod:`rlcore.rewards.math_verifier`) in a process with a timeout.
 """
 
 from __future__ import annotations
@@ -88,9 +76,8 @@ class MathOptions:
 
     Attributes:
         last_number: Accept the last number of a finished completion as an unmarked answer.
-        evaluated_only: Require an evaluated answer: for a plain number a plain number, with fractions in lowest terms
-            (not ``3+4`` for 7, nor ``6/2`` for 3). For an expression, one without operations that the reference does
-            not have (``\\int``, ``\\gcd``, ``n!``), and not a formula of the problem unless in the reference's form.
+        evaluated_only: Require an evaluated answer: for a number a number in lowest terms (not ``6/2`` for 3); for an
+            expression, one without operations that the reference lacks, and not a formula of the problem.
     """
 
     last_number: bool = True
@@ -189,7 +176,6 @@ def compare_exact(answer: str, reference: str, *, evaluated_only: bool, problem:
 
 
 def _has_same_text(answer: str, reference: str) -> bool:
-    """Return True if an answer repeats the reference; words in any case."""
     is_same = answer == reference or (_is_in_words(reference) and _as_words(answer) == _as_words(reference))
     return bool(answer) and is_same
 
@@ -217,7 +203,6 @@ def _problem_of(rollout: Rollout) -> str:
 
 
 def _formulas(problem: str) -> list[str]:
-    """Return the formulas of the problem, and their sides, within the limits of the parser."""
     found = [next(group for group in match.groups() if group) for match in _FORMULA.finditer(problem)]
     found += [match.group().strip(" .,;:?") for match in _PLAIN_FORMULA.finditer(_FORMULA.sub(" ", problem))]
     sides = [side.strip() for formula in found for side in _EQUALS.split(formula)]
@@ -245,7 +230,6 @@ def _is_item(answer: str, problem: str) -> bool:
 
 
 def _occurrences(form: str, text: str) -> list[tuple[int, int]]:
-    """Return where a text has a formula, whatever its blanks."""
     as_written = r"\s*".join(map(re.escape, form))
     return [found.span() for found in re.finditer(rf"(?<![\w.])(?:{as_written})(?!\w|\^|\.[0-9])", text)]
 
@@ -255,7 +239,6 @@ def _is_fraction(text: str) -> bool:
 
 
 def _respelt(text: str) -> str:
-    """Remove alternative spellings from a formula."""
     plain = _SPELLING.sub("", text.replace("**", "^").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac"))
     return re.sub(r"\\(?:cdot|times)(?![a-z])|×|·", "*", plain)
 
@@ -279,7 +262,6 @@ def _as_plain(answer: str) -> str:
 
 
 def _as_stated(answer: str, reference: str) -> str:
-    """Return the stated value if it is a number or words like the reference; else the answer."""
     found = extract_stated(answer)
     if found == answer or len(answer) > MAX_ANSWER_CHARACTERS:
         return answer
@@ -289,7 +271,6 @@ def _as_stated(answer: str, reference: str) -> str:
 
 
 def _is_refused(answer: str, reference: str) -> bool:
-    """Return True if the rules of the module docstring, or the limits of the parser, reject an answer."""
     return (
         len(answer) > MAX_ANSWER_CHARACTERS
         or brace_depth(answer) > MAX_ANSWER_DEPTH

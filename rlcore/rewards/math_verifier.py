@@ -1,7 +1,6 @@
 """Equality of the values that two texts state, by structure and exact values. Runs in a grader process.
 
-A value is compared with a value, a list with a list, an interval with an interval or an inequality. See
-:mod:`rlcore.rewards.mathematics.reading` for the grammar, :mod:`rlcore.rewards.mathematics.exact_values` for the
+See :mod:`rlcore.rewards.mathematics.reading` for the grammar, :mod:`rlcore.rewards.mathematics.exact_values` for the
 comparison of values, and ``docs/rewards.md`` for the policy.
 """
 

@@ -78,7 +78,7 @@ def repetition_penalty(words: Sequence[str], *, ngram: int) -> float:
     """Return ``distinct n-grams / n-grams - 1``: 0 without repetition, toward -1 (after Yeo et al. 2025, §4.3).
 
     It is 0 for texts with fewer than two n-grams. ``repetition_penalty("a b a b a b".split(), ngram=2)``: of five pairs
-    two are distinct, 2/5 - 1 = -0.6. Words are separated by blanks: text without blanks is one word.
+    two are distinct, 2/5 - 1 = -0.6.
     """
     count = len(words) - ngram + 1
     if count < 2:

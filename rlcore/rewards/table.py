@@ -136,7 +136,6 @@ def _weighted_term(term: RewardTerm, path: str, resources: RewardResources) -> W
 
 
 def _duplicate_names(weighted: Sequence[WeightedTerm]) -> list[str]:
-    """Return the names of terms that occur twice on the same data."""
     alike = [(one, other) for one, other in combinations(weighted, 2) if one.reward.name == other.reward.name]
     return list(dict.fromkeys(one.reward.name for one, other in alike if _overlap(one.data, other.data)))
 

@@ -165,8 +165,7 @@ def parse_quantity(text: str) -> PlainNumber | None:
     r"""Parse a plain number with or without a unit; None for anything else. ``18 dollars`` is 18.
 
     A unit is one or more words of at least two letters after a blank, a short text in ``\text{}``, a degree sign, or a
-    trailing currency sign. A single letter outside ``\text{}`` is a variable: ``5 x`` is not a quantity. Words that
-    multiply precede the unit: ``1.8 billion dollars``.
+    trailing currency sign; words that multiply precede it.
     """
     number = parse_number(text)
     if number is not None:
@@ -248,7 +247,7 @@ def parse_number(text: str) -> PlainNumber | None:
     ``\frac34``, ``50%``, ``$18``, ``US$18``, the mixed numbers ``1 1/2`` and ``1\frac{1}{2}``, and repeating decimals,
     ``0.1\overline{6}``.
 
-    Digits are ASCII. An exponent has at most 2 digits and a number at most 200, which bounds the time.
+    An exponent has at most 2 ASCII digits and a number at most 200, which bounds the time.
     """
     written = text.strip().replace("−", "-")
     percent = _PERCENT.search(written)

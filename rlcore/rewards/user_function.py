@@ -2,17 +2,15 @@
 
     def brief(rollouts: Sequence[Rollout], *, limit: int = 200) -> list[float | None]: ...
 
-It takes the whole batch and returns one value per rollout, in order; None if it cannot grade. A value may be a list of
-rewards, one per turn of the rollout (``rollout.turns``); their sum is the value. Numbers may be Python's, numpy's or
-torch's, and a boolean is 1 or 0. An exception stops the run, because a reward that fails only for some completions
-would reward failure. Functions with TRL's parameters are called as TRL calls them, and only these can run in another
-interpreter (``other_interpreter.py``):
+It returns one value per rollout of the batch, None if it cannot grade. A list of rewards, one for each of
+``rollout.turns``, counts by its sum. Numbers may be Python's, numpy's or torch's. An exception stops the run, because a
+reward that fails only for some completions would reward failure. Functions with TRL's parameters are called as TRL
+calls them, and only these can run in another interpreter (``other_interpreter.py``):
 
     def accuracy(completions, solution, **columns) -> list[float | None]: ...
 
-Everything is passed to them by name. ``prompts`` and ``completions`` are texts if the source has its questions as
-texts, else lists of messages. Each column of the rows is a list with one value per completion. None means that the
-reward does not apply to a completion.
+``prompts`` and ``completions`` are texts if the source has its questions as texts, else lists of messages. Each column
+of the rows is a list with one value per completion. None means that the reward does not apply to a completion.
 """
 
 from __future__ import annotations
@@ -245,11 +243,6 @@ def _is_of_python(function: Callable[..., Any]) -> bool:
 
 
 def _load_other(term: RewardTerm, path: str) -> partial[Any]:
-    """Return the function in another interpreter, with ``term.options`` bound.
-
-    Raises:
-        ConfigError: It cannot be imported there, or does not take TRL's parameters and these options.
-    """
     function = OtherFunction(term.kind, term.python, path)
     parameters = inspect.signature(function).parameters
     if not is_trl_function(function):

@@ -208,5 +208,4 @@ def _return(action: int) -> bytes:
 
 
 def _instruction(code: int, if_true: int, if_false: int, operand: int) -> bytes:
-    """Return one ``struct sock_filter``."""
     return struct.pack("=HBBI", code, if_true, if_false, operand)

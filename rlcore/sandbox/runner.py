@@ -100,7 +100,6 @@ def _uses(code: CodeType, name: str) -> bool:
 
 
 def _usual(name: str, home: str) -> Any:
-    """Return a module, or a name of the module ``home``."""
     module = __import__(home or name)
     return getattr(module, name) if home else module
 

@@ -149,7 +149,6 @@ def assistant_turn(backend: PreTrainedTokenizerBase, eos_ids: Sequence[int]) -> 
 
 
 def _before_next(backend: PreTrainedTokenizerBase) -> str:
-    """Return the text between an assistant's message and the next user's; empty if the template refuses them."""
     try:
         return template_pieces(backend, ["user", "assistant", "user"])[2]
     except ModelError:

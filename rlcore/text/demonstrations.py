@@ -64,11 +64,7 @@ def render_conversation(tokenizer: ChatTokenizer, messages: Sequence[Message], c
 
 
 def _earlier_turns(tokenizer: ChatTokenizer, messages: Sequence[Message], prompt_ids: Ids) -> list[Span]:
-    """Return the token spans of assistant turns in ``prompt_ids``, found by rendering turn by turn.
-
-    Raises:
-        ModelError: A sampled prompt and answer are not a prefix of the conversation.
-    """
+    """Return the token spans of assistant turns in ``prompt_ids``, found by rendering turn by turn."""
     turn, spans = tokenizer.turn, list[Span]()
     parts = tokenizer.render_parts(messages)
     for index in [index for index, message in enumerate(messages) if message.role == "assistant"]:
@@ -90,11 +86,7 @@ def _earlier_turns(tokenizer: ChatTokenizer, messages: Sequence[Message], prompt
 
 
 def _span(tokenizer: ChatTokenizer, before: Sequence[Part], through: Sequence[Part], ids: Ids) -> Span:
-    """Return the span of a turn in a conversation's tokens. A token shared with the text before belongs to the turn.
-
-    Raises:
-        ModelError: The turn is not a prefix of the conversation.
-    """
+    """Return the span of a turn in a conversation's tokens. A token shared with the text before belongs to the turn."""
     start, end = tokenizer.encoder.encode_all([before, through])
     if ids[: len(end)] != end:
         raise _refusal(tokenizer, "the chat template writes the same turns differently if an answer follows")

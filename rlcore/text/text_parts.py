@@ -161,7 +161,6 @@ class PartEncoder:
 
     @cached_property
     def _authors(self) -> frozenset[Author]:
-        """Authors who may write control tokens."""
         return frozenset(author for author, words in self._words.items() if words)
 
     @cached_property
@@ -182,11 +181,7 @@ def _any_of(words: Iterable[str]) -> re.Pattern[str]:
 
 
 def _renamed(backend: PreTrainedTokenizerBase, names: Mapping[str, str]) -> Tokenizer:
-    """Return a copy of a tokenizer whose control tokens have names that occur in no text.
-
-    Raises:
-        ModelError: This kind of tokenizer cannot be copied.
-    """
+    """Return a copy of a tokenizer whose control tokens have names that occur in no text."""
     try:
         document: dict[str, Any] = json.loads(backend.backend_tokenizer.to_str())
         document |= {"post_processor": None, "truncation": None, "padding": None}

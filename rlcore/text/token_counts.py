@@ -63,7 +63,6 @@ def max_text_tokens(text: str) -> int:
 
 
 def _written(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> list[list[Part]]:
-    """Render each conversation as parts."""
     divided = _divided(tokenizer, conversations)
     return [interleaved(pieces, own, texts) for own, (pieces, texts) in zip(conversations, divided, strict=True)]
 

@@ -116,11 +116,7 @@ class ChatTokenizer:
         return self.encoder.spell(ids)
 
     def render_parts(self, messages: Sequence[Message], *, tools: str = "") -> list[Part]:
-        """Render a conversation with its generation prompt, as parts.
-
-        Raises:
-            ModelError: As :meth:`render_prompt`.
-        """
+        """Render a conversation with its generation prompt, as parts; see :meth:`render_prompt`."""
         return render_parts(self.hf_tokenizer, messages, tools=tools)
 
     def render_prompt(self, messages: Sequence[Message], *, tools: str = "") -> Ids:
@@ -155,7 +151,6 @@ class ChatTokenizer:
         return self.encoder.encode(prompt), self.encoder.encode_after(prompt, parts)
 
     def _answer(self, messages: Sequence[Message], completion: str, prompt: str) -> str:
-        """Return the text between the prompt and the end of the turn."""
         turn, words = self.turn, completion.removeprefix(self.turn.prefill)
         whole = render(
             self.hf_tokenizer, [*messages, Message(role="assistant", content=completion)], add_generation_prompt=False
@@ -171,7 +166,6 @@ class ChatTokenizer:
 
 
 def _letters(text: str) -> str:
-    """Remove whitespace, which templates change."""
     return "".join(text.split())
 
 
@@ -202,8 +196,8 @@ def require_round_trip(tokenizer: ChatTokenizer) -> None:
 def require_same_tokens(tokenizer: ChatTokenizer) -> None:
     """Check that prompts and demonstrations have the tokens of ``apply_chat_template``.
 
-    Conversations that the template refuses are skipped, as are texts with whitespace that the tokenizer cannot encode.
-    Rows of that kind are rejected later.
+    Conversations that the template refuses are skipped, as are texts that the tokenizer cannot encode; such rows are
+    rejected later.
 
     Raises:
         ModelError: A token differs, or the tokenizer does not read the template's control tokens.

@@ -59,7 +59,6 @@ def equals(reference: Item, answer: Item) -> bool:
 
 
 def _equals_collection(reference: Item, answer: Item) -> bool:
-    """Compare lists and sets of numbers first, then names, then the rest."""
     if isinstance(reference, Items) and reference.kind == "group":
         inside = Items("list", answer.items) if isinstance(answer, Items) and answer.kind == "group" else answer
         return _equal_by_name(Items("list", reference.items), inside)
@@ -115,7 +114,6 @@ def _as_grid(item: Item) -> Item:
 
 
 def _as_row(grid: Grid, kind: str) -> Item:
-    """Return a matrix of one row or column as a tuple or a vector."""
     is_one = min(len(grid.rows), max(map(len, grid.rows), default=0)) == 1 and kind in ("tuple", "vector")
     return Items(kind, tuple(cell for row in grid.rows for cell in row)) if is_one else grid
 
@@ -367,13 +365,11 @@ def _bare(item: Item) -> Item:
 
 
 def _unnamed(item: Item, theirs: Items) -> Item:
-    """Return an item of the reference, without its name if the answer has none."""
     is_bare = not any(isinstance(each, Named) for each in theirs.items)
     return item.item if isinstance(item, Named) and is_bare else item
 
 
 def _anonymous(ours: Items, theirs: Items) -> list[Item]:
-    """Return the answer's items, without their names if the reference has none."""
     if any(isinstance(item, Named) for item in ours.items):
         return list(theirs.items)
     names = [item.name for item in theirs.items if isinstance(item, Named)]
@@ -412,7 +408,6 @@ def _equal_by_name(reference: Items, answer: Item) -> bool:
 
 
 def _equal_items(reference: Items, answer: Items) -> bool:
-    """Compare sets by content, tuples and vectors in order and by kind."""
     if reference.kind == "set" and answer.kind in ("set", "list"):
         if answer.kind == "list" and len(answer.items) != len(reference.items):
             return False
@@ -425,7 +420,6 @@ def _covers(these: Sequence[Item], those: Sequence[Item]) -> bool:
 
 
 def _equal_in_order(ours: Sequence[Item], theirs: Sequence[Item]) -> bool:
-    """Return True if both have equal length and pairwise equal items."""
     return len(ours) == len(theirs) and all(map(equals, ours, theirs))
 
 

@@ -71,7 +71,6 @@ def free_symbols(node: Node) -> frozenset[str]:
 
 
 def _require_value(node: Node) -> None:
-    """Raise UndefinedError if a division by zero or 0^0 is detected exactly."""
     for part in walk(node):
         if part.kind == "pow":
             base, exponent = exact_rational(part.args[0]), exact_rational(part.args[1])
@@ -100,7 +99,6 @@ def _has_opaque(node: Node) -> bool:
 
 
 def _equal_numbers(reference: Node, answer: Node) -> bool:
-    """Return True if two numbers are equal, by the lower bound of a nonzero difference."""
     is_real = not any(_is_imaginary(node) for node in (reference, answer))
     for real in (True, False) if is_real else (False,):
         try:
@@ -173,7 +171,6 @@ def _bounds(node: Node, roots: dict[Node, int]) -> tuple[float, float]:
 
 
 def _equal_functions(reference: Node, answer: Node, names: Sequence[str], seed: random.Random) -> bool:
-    """Return True if two formulas agree at random points: real ones, else natural numbers, else complex values."""
     pair = (reference, answer)
     rounds: tuple[tuple[bool, Iterator[Mapping[str, Fraction]]], ...] = (
         (True, _points(names, seed)),
@@ -210,7 +207,6 @@ def _agree(pair: tuple[Node, Node], points: Iterator[Mapping[str, Fraction]], *,
 
 
 def _values_at(pair: tuple[Node, Node], point: Mapping[str, Fraction], *, real: bool) -> tuple[list[object], int]:
-    """Return both values, None if undefined, and the bits to which they must agree."""
     sizes = 0
     for node in pair:
         try:
@@ -289,7 +285,6 @@ class _Salt:
         self._salt = salt
 
     def draw(self, name: str, prime: int) -> int:
-        """Return the residue of a name."""
         return int.from_bytes(hashlib.sha256(f"{self._salt}:{name}".encode()).digest(), "big") % prime
 
 

@@ -80,7 +80,6 @@ class _Reading:
         self._is_reference = is_reference
 
     def whole(self, text: str) -> Item:
-        """Parse a whole answer."""
         inside = re.fullmatch(r"\\text\{([^{}]*)\}", text)
         text = _CHOSEN.sub("", inside.group(1).strip() if inside else text, count=1)
         if text.startswith("{") and encloses(text):
@@ -180,7 +179,6 @@ class _Reading:
         return self._set(inside) if opening == "\\{" else self._span(text, inside, opening, closing)
 
     def value(self, text: str) -> Item:
-        """Parse a formula, or else a text."""
         letter = _LETTER.fullmatch(text)
         if letter is not None:
             return Text(letter.group(1) or letter.group(2))

@@ -107,7 +107,6 @@ def _half_line(bound: Item, sign: str) -> Item | None:
 
 
 def _as_span(item: Item) -> Item:
-    """Return two half lines as one interval."""
     if isinstance(item, Combined) and item.operation == "&":
         pair = (item.left, item.right)
         if all(isinstance(half, Span) for half in pair):
@@ -166,7 +165,6 @@ def _name_of(item: Item, is_reference: bool) -> str:
 
 
 def _bound(item: Item) -> Node | None:
-    """Return a bound of an inequality; None if infinite."""
     if isinstance(item, Text):
         return Node("symbol", item.text)
     assert isinstance(item, Value)

@@ -87,7 +87,6 @@ def _has_open_number(reference: Item, answer: Item) -> bool:
 
 
 def _leaves(item: object) -> Iterator[Node]:
-    """Yield the formulas of a list, a set or an interval."""
     if isinstance(item, Node):
         yield item
     elif isinstance(item, Value):
@@ -143,7 +142,6 @@ def _idle_in_sum(terms: Sequence[Node]) -> Iterator[str]:
 
 
 def _is_reducible(node: Node) -> bool:
-    """Return True if integers in numerator and denominator have a common factor."""
     sides = [1, 1]
     for factor, times in _powers(node):
         value = exact_rational(factor) if factor.kind == "number" else None
@@ -153,7 +151,6 @@ def _is_reducible(node: Node) -> bool:
 
 
 def _numbers_of(product: Node) -> int:
-    """Return the number of adjacent integers except -1 in a product."""
     return sum(
         factor.kind == "number" and Fraction(factor.value).denominator == 1 and abs(Fraction(factor.value)) > 1
         for factor in product.args
@@ -161,7 +158,6 @@ def _numbers_of(product: Node) -> int:
 
 
 def _cancels(terms: Sequence[Node]) -> bool:
-    """Return True if two terms of a sum are opposite."""
     plain = [term for term in terms if not _is_negative(term)]
     return any(
         term.args[1:] == (other,) or term.args[1:] == other.args
@@ -177,7 +173,6 @@ def _is_negative(term: Node) -> bool:
 
 @lru_cache(maxsize=256)
 def _is_asked_for(reference: Node, formula: Node) -> bool:
-    """Return True if a formula of the problem equals the reference and has another structure."""
     try:
         return _form(reference) != _form(formula) and equal_values(reference, formula)
     except UndefinedError:
@@ -235,7 +230,6 @@ def _fraction(node: Node) -> tuple[int, ...]:
 
 
 def _terms(node: Node) -> tuple[Node, ...]:
-    """Return the terms of a sum, with nested sums flattened."""
     if node.kind == "mul" and len(node.args) == 2 and _is_negative(node):
         return _terms(node.args[1])
     return tuple(term for each in node.args for term in _terms(each)) if node.kind == "add" else (node,)
@@ -273,7 +267,6 @@ def _factors(node: Node) -> Counter[tuple[int, bool]]:
 
 
 def _radicands(node: Node) -> frozenset[Fraction]:
-    """Return the numbers under roots."""
     roots = [part.args for part in walk(node) if part.kind == "pow"]
     values = [(exact_rational(base), exact_rational(exponent)) for base, exponent in roots]
     return frozenset(
@@ -282,7 +275,6 @@ def _radicands(node: Node) -> frozenset[Fraction]:
 
 
 def _roots_below(node: Node) -> int:
-    """Return the number of roots in denominators."""
     below = [part for part in walk(node) if part.kind == "pow" and (exact_rational(part.args[1]) or 0) < 0]
     return sum(bool(_radicands(each)) for each in below)
 
