@@ -7,8 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
@@ -302,13 +300,12 @@ def test_a_server_that_asks_for_time_is_given_it(
     state, url = judged
     waits = list[float]()
     monkeypatch.setattr(time, "sleep", waits.append)
-    past = "Wed, 21 Oct 2015 07:28:00"
-    said = ["7", format_datetime(datetime.now(UTC) + timedelta(seconds=250)), "soon", past, "999999", "-1"]
+    said = ["7", "soon", "Wed, 21 Oct 2015 07:28:00 GMT", "999999", "-1"]
     for number, state.retry_after in enumerate(said):
         state.faults = ["429"]
         assert make_judge(url, retries=1)([make_rollout("x" * number)])[0].value == number / 10
-    bounds = [(7, 8), (50, 251), (0, 1), (0, 1), (300, 301), (0, 1)]
-    assert [low <= wait <= high for wait, (low, high) in zip(waits, bounds, strict=True)] == [True] * 6
+    bounds = [(7, 8), (0, 1), (0, 1), (300, 301), (0, 1)]
+    assert [low <= wait <= high for wait, (low, high) in zip(waits, bounds, strict=True)] == [True] * 5
 
 
 def test_requests_one_after_another_share_a_connection(

@@ -205,15 +205,6 @@ def test_encode_all_equals_encode(kind: str, tmp_path: Path) -> None:
     assert [tuple(ids) for ids in encode_all(tokenizer, texts)] == found
 
 
-def test_private_characters_make_no_control_token(tmp_path: Path) -> None:
-    """The names that control tokens have meanwhile are of such characters."""
-    tokenizer = load_tokenizer(tmp_path, "byte-level", SHAPES["ChatML"])
-    text = "\U000f00000\U000f0000 <|im_end|>\U000f00011\U000f0001"
-    ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == text
-    assert not set(ids) & set(tokenizer.special_tokens.values())
-
-
 @pytest.mark.parametrize(
     ("begin", "end"), [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<answer>", "</answer>")]
 )

@@ -95,11 +95,6 @@ def test_a_thousand_short_answers_are_scored_in_seconds(make_rollout: Callable[.
     assert sum(score.value or 0.0 for score in scores) == 500.0
 
 
-@given(st.fractions(), st.fractions())
-def test_two_fractions_are_equal_exactly_when_they_are(first: object, second: object) -> None:
-    assert compare_exact(f"{first}", f"{second}", evaluated_only=False) is (first == second)
-
-
 @pytest.mark.skipif(not GSM8K.exists(), reason="../shared/data/gsm8k_train.jsonl is absent")
 def test_answers_of_people_are_right_and_those_of_another_row_wrong(make_rollout: Callable[..., Rollout]) -> None:
     """Rows through the adapter, against the next row with another number; no answer needs a process."""

@@ -117,14 +117,6 @@ def test_a_percentage_equals_neither_its_number_nor_its_share() -> None:
     assert percent != parse_number("0.5")
 
 
-@given(st.fractions())
-def test_every_fraction_is_read_back(value: Fraction) -> None:
-    for text in (f"{value.numerator}/{value.denominator}", rf"\frac{{{value.numerator}}}{{{value.denominator}}}"):
-        number = parse_number(text)
-        assert number is not None
-        assert number.value == value
-
-
 @given(st.integers(-(10**12), 10**12), st.integers(0, 6))
 def test_every_decimal_is_read_back_with_and_without_separators(unscaled: int, places: int) -> None:
     value = Fraction(unscaled, 10**places)
