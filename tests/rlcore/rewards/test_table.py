@@ -157,12 +157,6 @@ def test_a_users_function_is_a_reward_with_its_own_name(make_rollout: Callable[.
     assert (second.value, second.error) == (None, "brevity: the function returned None")
 
 
-def test_a_users_function_gets_its_options_by_name(make_rollout: Callable[..., Rollout], user_module: str) -> None:
-    term = RewardTerm(kind=f"{user_module}:bounded", options={"limit": 2, "low": -1.0})
-    scores = build_rewards([term], resources=NOTHING)([make_rollout("ab"), make_rollout("abc")])
-    assert [score.value for score in scores] == [1.0, -1.0]
-
-
 def test_an_async_function_is_awaited_also_inside_a_running_loop(
     make_rollout: Callable[..., Rollout], user_module: str
 ) -> None:

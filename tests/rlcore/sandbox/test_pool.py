@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -227,20 +226,6 @@ def test_many_at_a_time_keep_their_order(sandbox: SandboxPool) -> None:
     jobs = [Job(reference=reference, code=f"def f(): return {number % 5}") for number in range(20)]
     passed = [one.status is RunStatus.PASS for (one,) in sandbox.check_all(jobs)]
     assert passed == [number % 5 == 3 for number in range(20)]
-
-
-def test_threads_share_the_sandbox(sandbox: SandboxPool) -> None:
-    said: dict[int, str] = {}
-
-    def run(number: int) -> None:
-        said[number] = sandbox.run(f"print({number})").stdout
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert said == {number: f"{number}\n" for number in range(6)}
 
 
 def test_a_supervisor_that_is_killed_is_our_failure_and_is_replaced() -> None:

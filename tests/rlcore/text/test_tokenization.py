@@ -30,10 +30,9 @@ def user(text: str) -> Message:
     return Message(role="user", content=text)
 
 
-def write(folder: Path, *, template: str | None = CHAT_TEMPLATE, eos: Any = END, special: tuple[str, ...] = ()) -> Path:
+def write(folder: Path, *, template: str | None = CHAT_TEMPLATE, eos: Any = END) -> Path:
     backend = make_tokenizer(max_positions=256)
     backend.chat_template = template
-    backend.add_tokens(list(special), special_tokens=True)
     backend.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}), encoding="utf-8")
     return folder
@@ -77,13 +76,6 @@ def test_no_text_of_a_user_becomes_a_control_token(tokenizer: ChatTokenizer, tex
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_every_text_comes_back_from_its_tokens(tokenizer: ChatTokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_added_control_token_is_guarded(tmp_path: Path) -> None:
-    tokenizer = ChatTokenizer.load(write(tmp_path, special=("<tool>",)))
-    assert "<tool>" in tokenizer.special_tokens
-    assert tokenizer.special_tokens["<tool>"] not in tokenizer.encode("a <tool> b")
-    assert tokenizer.vocabulary_size == 256 + 2 + 4 + 1
 
 
 def test_all_eos_ids_are_read(tmp_path: Path) -> None:
