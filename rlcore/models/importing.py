@@ -25,10 +25,9 @@ from rlcore.models.model_validation import read_config, require_rows, require_te
 from rlcore.models.saving import atomic_folder, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
 from rlcore.models.source_files import find_package_file
-from rlcore.text.template_date import record_date, recorded_date, writes_date
+from rlcore.text.chat_template import record_date, recorded_date, writes_date
 from rlcore.text.text_parts import control_tokens_of
-from rlcore.text.tokenization import ChatTokenizer
-from rlcore.text.tokenizer_files import read_eos_ids, require_vocabulary
+from rlcore.text.tokenization import ChatTokenizer, read_eos_ids, require_vocabulary
 
 CARD = "model_card.json"
 _SHOWN = 12

@@ -22,8 +22,7 @@ from rlcore.models.model_validation import read_config, require_files, require_l
 from rlcore.models.scratch import make_config, make_tokenizer
 from rlcore.models.source_files import find_package_file
 from rlcore.strict_config import build
-from rlcore.text.tokenization import ChatTokenizer
-from rlcore.text.tokenizer_files import require_vocabulary
+from rlcore.text.tokenization import ChatTokenizer, require_vocabulary
 
 _GENERATION = "generation_config.json"
 

@@ -3,6 +3,10 @@ r"""Extraction of the answer from a completion. Every search is one pass over th
 An answer is marked by ``\boxed{...}`` (also ``\box``, ``\fbox``), by ``#### ...`` at the start of a line, or by
 ``<answer>...</answer>``. The marker that ends last counts, and only text after the last ``</think>``. If the chat
 template writes ``<think>`` before each completion (its prefill), there is no answer before ``</think>``.
+
+The last number of running text has its sign, unit, percent sign, and the formula or list that contains it, because a
+part of an expression is not an answer: of ``5 - 3``, ``12:30``, ``(2, 3)`` and ``3\sqrt2`` the whole is returned. There
+is none if the text denies the number (``not 7``, ``at least 7``, ``half of 7``).
 """
 
 from __future__ import annotations
@@ -13,9 +17,8 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rlcore.rewards.last_number import last_number
 from rlcore.rewards.mathematics.spelling import plainly
-from rlcore.rewards.units import with_percent_sign
+from rlcore.rewards.units import separate_unit, with_percent_sign
 from rlcore.types import Rollout
 
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
@@ -109,13 +112,11 @@ class Marked:
 def find_answer(rollout: Rollout, *, last_number_counts: bool, prefill: str = "") -> str | None:
     """Return the answer of a completion as written, or None. ``prefill`` is the chat template's.
 
-    It is the last marked answer, or None if a later marker is unclosed. Without a marker it is the last number, if
-    allowed. A number at the end of a truncated completion may be incomplete and does not count.
+    None if a marker after the last answer is unclosed. The last number of a truncated completion may be incomplete and
+    does not count.
     """
     text = final_part(prefill + rollout.text)
-    if text is None:
-        return None
-    if is_left_open(text):
+    if text is None or is_left_open(text):
         return None
     marked = last_marked_answer(text)
     if marked is None and last_number_counts and rollout.finish_reason == "stop":
@@ -192,8 +193,7 @@ def clean(answer: str) -> str:
 def extract_stated(answer: str) -> str:
     """Return the value that a text states: 18 for ``The answer is 18``, ``Total: 18`` and ``x = 18``.
 
-    The words before ``is``, ``:`` or ``=`` are a variable of one letter or have no digits. Other texts are returned
-    unchanged, also questions, negations, and functions of the wanted value (``log x = 18``).
+    Other texts are returned unchanged, also questions, negations, and functions of the wanted value (``log x = 18``).
     """
     han = _HAN_LEAD.match(answer)
     if han is not None and not _NO_HAN_LEAD.search(han.group()):
@@ -293,3 +293,125 @@ def _tagged(text: str) -> Iterator[Marked]:
 def _hashed(text: str) -> Iterator[Marked]:
     for match in _HASHES.finditer(text):
         yield Marked("hashes", match.start(), match.end(), match.span(1))
+
+
+_STYLED = re.compile(r"\\(?:text|mathrm|mathbf|textbf|mbox) ?\{([-+0-9., /]{1,40})\}")
+_DELIMITER = re.compile(r"\\[()\[\]]")
+# x + 7, 7 + x, 7½, 7 is wrong.
+_OPERATOR, _TERM = re.compile(r" ?(?:[+*/^]|-(?=[ 0-9]))"), re.compile(r"(?<![A-Za-z'])[A-Za-z] ?$")
+_FORMULA_BEHIND = re.compile(
+    r"[0-9] ?(?:[+*^] ?(?:[A-Za-z(]|\\(?!circ))|[^\W\d_A-Za-z]*[½⅓⅔¼¾⅕⅛]|is (?:not\b|n't|wrong|incorrect|false))"
+)
+_BOUND = re.compile(r"[ $]*(?:[<>]|\\(?:le|ge|ne)(?![a-z]))")
+_RUN = re.compile(
+    r"(?:(?<=[0-9])[eE][-+]?[0-9]{1,2}(?![0-9A-Za-z])"
+    r"|[0-9.,:/^+\-*(){}\[\]%$!<> ]|\\(?:[dt]?frac|sqrt|cdot|times|pi|pm|left|right|le|ge|ne|approx|circ|overline)"
+    r"(?![A-Za-z])|\\[%$,!])+"
+)
+_SENTENCE_END = re.compile(r"(?<=[0-9)}%])(?:[.!?;:]+ |[.!?;:,]*$)|(?<![0-9 ]):|, (?![0-9(\\-])|^[^0-9]*[:.;] ")
+_AFTER = re.compile(
+    r" ?(?:hundred|thousand|million|billion|trillion|dozen|percent|per cent|pct|squared|cubed|and a (?:half|quarter))"
+    r"s?(?![A-Za-z])|[万亿千百萬億]{1,2}|(?: ?\\text\{[^{}]{1,30}\}| ?[A-Za-z]{1,12}(?:/[a-z]{1,4})?)(?![A-Za-z])"
+)
+_ORDINAL = re.compile(r"(?:st|nd|rd|th)(?![A-Za-z])")
+_AREA = re.compile(r" ?(?:[mck]?m|ft|in)[²³]")
+_NO_ANSWER = re.compile(
+    r"(?:\bnot(?: equal to)?|n't|[0-9][A-Za-z%$]{0,12} to|\bnever|\bneither|\bnor"
+    r"|\bat (?:least|most)|\b(?:less|more|fewer|greater|other|rather) than|\bup to"
+    r"|\b(?:root|half|third|quarter|square|cube|double|twice|triple|logarithm|log|ln|times|divided by|multiplied by)"
+    r"(?: of)?) ?$",
+    re.IGNORECASE,
+)
+_MINUS = re.compile(r"\b(?:minus|negative) ?$", re.IGNORECASE)
+_VARIABLE_IS = r"[A-Za-z](?:_\{?[0-9]\}?)? ?= ?"
+_JOINED = re.compile(
+    rf"([0-9][0-9.,/]{{0,40}}) (?:and|or) $"
+    rf"|(?<![A-Za-z0-9]){_VARIABLE_IS}(-?[0-9][0-9./]{{0,40}})(?:,? (?:and|or)|,) ?{_VARIABLE_IS}$"
+)
+# 7 dollars and | 50 cents; 5 x | 3.
+_COMPOUND = re.compile(r"[0-9] ?([A-Za-z]+),?(?: and)? $")
+_MULTIPLES = re.compile(r"^ ?(?:hundred|thousand|million|billion|trillion|dozen)", re.IGNORECASE)
+_MAX_RUN, _CONTEXT = 400, 60
+
+
+def last_number(text: str) -> str | None:
+    """Return the last number, or the formula or list that contains it; None if there is none or it is denied."""
+    written = _DELIMITER.sub("$", _STYLED.sub(r"\1", plainly(text))).replace("**", "").replace("\n", " . ")
+    found = None
+    for match in _RUN.finditer(written):
+        if any(map(str.isdecimal, match.group())) and match.group().isascii():
+            found = match
+    if found is None or found.end() - found.start() > _MAX_RUN:
+        return None
+    before, run = written[max(found.start() - _CONTEXT, 0) : found.start()], found.group()
+    cut = max((end.end() for end in _SENTENCE_END.finditer(run) if re.search("[0-9]", run[end.end() :])), default=0)
+    before, run = before + run[:cut], run[cut:]
+    if _FORMULA_BEHIND.search(run + written[found.end() : found.end() + _CONTEXT]) or (
+        _OPERATOR.match(run) and _TERM.search(before)
+    ):
+        return None
+    glued = re.search(r"[A-Za-z0-9_\\]$", before) is not None and not run.startswith((" ", "$", ":", ",", "."))
+    original = run
+    run, is_ended = _bare(run.replace("\\$", "").replace("$", "")), run.rstrip("$ ") != run.rstrip("$ ").rstrip(".,!;:")
+    lead = before + (" " if original.startswith(" ") else "")
+    is_next = re.match(r" ?[$\\]?[-+(]?[0-9.\\(]", original) is not None  # nothing is between it and the previous word
+    if glued or not run or (is_next and _NO_ANSWER.search(lead)) or _BOUND.match(original) or original.endswith("+"):
+        return None
+    if is_next and _MINUS.search(lead):
+        run = f"-{run}"
+    compound = _COMPOUND.search(lead)
+    if is_next and compound is not None and (compound.group(1) in "xX" or _is_unit(compound.group(1))):
+        return None
+    joined = _JOINED.search(lead) if is_next else None
+    other = (joined.group(1) or joined.group(2)).strip(".,") if joined is not None else ""
+    if other:
+        return f"{other}, {run}"
+    is_ended = is_ended or not original.rstrip(" $").replace("$", "").endswith(run)
+    return run if is_ended else run + _suffix(run, written[found.end() - len(_trailing(found.group())) :])
+
+
+def _trailing(run: str) -> str:
+    return run[len(run.rstrip(" $")) :]
+
+
+def _bare(run: str) -> str:
+    """Return a run without surrounding blanks, stops, bullets and unpaired brackets."""
+    run = _unstopped(run)
+    if re.match(r"- +[0-9.]", run):  # a dash or the bullet of a list
+        run = run[1:].strip()
+    for opening, closing in ("()", "[]", "{}"):
+        while run.count(closing) > run.count(opening) and run:
+            head, _, tail = run.partition(closing) if run.startswith(closing) else run.rpartition(closing)
+            run = _unstopped(max(head, tail, key=lambda part: sum(map(str.isdecimal, part))))
+        while run.count(opening) > run.count(closing) and run:
+            head, _, tail = run.rpartition(opening)
+            run = _unstopped(tail if re.search("[0-9]", tail) else head)
+    return _unstopped(run.strip("*<> ")).rstrip("+-/^\\* ") if re.search("[0-9]", run) else ""
+
+
+def _unstopped(run: str) -> str:
+    return re.sub(r"^(?:[ ,:;!]|\.(?![0-9]))+", "", run).rstrip(" .,:;!")
+
+
+def _suffix(run: str, rest: str) -> str:
+    """Return the suffix that belongs to the number: a multiple, a percent sign, a known unit, a variable."""
+    found, rest = "", rest.replace("$", "")
+    if _ORDINAL.match(rest) or _AREA.match(rest):
+        return ""
+    for _ in range(2):
+        match = _AFTER.match(rest, len(found))
+        if match is None:
+            return found
+        word = match.group()
+        is_close = not word.startswith(" ")
+        is_known = _is_unit(word.strip()) or with_percent_sign(f"5 {word.strip()}") != f"5 {word.strip()}"
+        is_known = is_known or re.fullmatch(" [b-zB-HJ-Z]", word) is not None  # a variable
+        is_known = is_known or re.fullmatch(r" ?(?:squared|cubed|and a \w+)", word) is not None or "\\text" in word
+        if not (is_close or is_known or _MULTIPLES.match(word)):
+            return found
+        found += word
+    return found
+
+
+def _is_unit(word: str) -> bool:
+    return separate_unit(f"5{word}") != f"5{word}"

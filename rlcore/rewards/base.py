@@ -1,9 +1,10 @@
-"""Reward protocol and functions shared by all graders."""
+"""Reward protocol, functions shared by all graders, and the reward that an environment gives."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlcore.errors import RewardError
@@ -95,3 +96,22 @@ def score_all(
         is_grader_error = outcome.error and not outcome.is_of_answer
         scores.append(failed_score(outcome.error) if is_grader_error else to_score(outcome.value or False))
     return scores
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentOptions:
+    """Options of the reward ``environment``: none."""
+
+
+class EnvironmentReward:
+    """Value of ``get_reward`` of the environment, or of ``POST /v1/reward`` of the agent; unscored without one."""
+
+    name = "environment"
+
+    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [
+            failed_score("neither environment nor agent gave a reward")
+            if rollout.environment_reward is None
+            else scored(self.name, rollout.environment_reward)
+            for rollout in rollouts
+        ]

@@ -11,8 +11,6 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from typing import Any
 
 import httpx
@@ -168,15 +166,9 @@ def _name(error: BaseException) -> str:
 
 
 def _retry_after(headers: httpx.Headers) -> float:
-    """Return the seconds of a ``Retry-After`` header, a number or a date; 0 if missing or malformed."""
+    """Return the seconds of a ``Retry-After`` header; 0 for a date, or if it is missing or malformed."""
     received = headers.get("retry-after", "").strip()
-    if re.fullmatch(r"[0-9]{1,8}(?:\.[0-9]{1,6})?", received):
-        return float(received)
-    try:
-        until = parsedate_to_datetime(received)
-        return max((until - datetime.now(UTC)).total_seconds(), 0.0)
-    except (ValueError, TypeError):  # also a date without a zone
-        return 0.0
+    return float(received) if re.fullmatch(r"[0-9]{1,8}(?:\.[0-9]{1,6})?", received) else 0.0
 
 
 def _reply(content: bytes) -> Reply:

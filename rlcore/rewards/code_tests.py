@@ -44,10 +44,10 @@ class CodeOptions:
 
 
 class CodeReward:
-    """1.0 for a program that passes all tests, else 0.0, or with ``share`` a fraction.
+    """1.0 for a program (:func:`find_program`) that passes all tests, else 0.0, or with ``share`` a fraction.
 
-    ``rollout.prompt.reference`` is the JSON of :mod:`rlcore.sandbox.suite`. The program is the last fenced block of the
-    completion (:func:`find_program`). If the sandbox fails, not the program, the rollout is unscored.
+    ``rollout.prompt.reference`` is the JSON of :mod:`rlcore.sandbox.suite`. If the sandbox fails, not the program, the
+    rollout is unscored.
     """
 
     name = "code"
@@ -104,8 +104,8 @@ def _passed_by_a_constant(reference: str) -> int:
 def find_program(text: str) -> str | None:
     """Return the program of a completion: its last closed fenced block of Python after the thinking.
 
-    A block in another language does not count. A block without a language counts only if no fence names Python. Without
-    fences, the program is the content of ``<answer>``, else the whole text (of a base model that continues a prompt).
+    A block without a language counts only if no fence names Python. Without fences, the program is the content of
+    ``<answer>``, else the whole text (of a base model that continues a prompt).
     """
     part = final_part(text)
     if part is None:
@@ -121,7 +121,6 @@ def find_program(text: str) -> str | None:
 
 
 def _fenced(text: str) -> str | None:
-    """Return the last closed block of Python, else the last one without a language."""
     named, unnamed, opened = None, None, None
     for fence in _FENCE.finditer(text):
         if opened is None:
@@ -143,7 +142,6 @@ def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
 
 
 def _block(text: str, opened: re.Match[str], closing: re.Match[str]) -> str:
-    """Return the text between two fences, without the indentation of the first."""
     block = text[opened.end() + 1 : closing.start()]
     width, quotes = len(opened["indent"]), opened["indent"].count(">")
     before = f"(?:> ?){{{quotes}}}" if quotes else f"[ \\t]{{1,{width}}}"

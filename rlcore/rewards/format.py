@@ -27,12 +27,9 @@ class FormatOptions:
     """Options of the reward ``format``.
 
     Attributes:
-        style: ``boxed``, ``answer_tag`` and ``hashes`` require exactly one non-empty marker of that kind after the
-            thinking. ``think_answer`` requires ``<think>…</think><answer>…</answer>`` as the whole completion, each tag
-            once; the opening ``<think>`` may be missing, because chat templates prefill it. ``tags`` is the same for
-            other names. ``regex`` requires the whole completion to match ``pattern``.
+        style: One of ``docs/rewards.md``. The opening ``<think>`` may be missing, because chat templates prefill it.
         tags: Names in their order (``"plan, solution"``).
-        pattern: Regular expression. If the chat template prefills ``<think>``, it may not begin with it.
+        pattern: Regular expression of the whole completion.
         example: Completion that matches ``pattern``, as the policy must write it.
         timeout_seconds: Time limit for matching one completion.
     """

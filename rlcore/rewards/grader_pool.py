@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -78,9 +77,7 @@ class GraderPool:
     def __enter__(self) -> GraderPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def grade_all(self, requests: Sequence[Mapping[str, Any]]) -> list[Outcome]:
@@ -207,14 +204,12 @@ class _Batch:
             return  # it died while idle, which the next read detects
 
     def _wait(self) -> list[Connection]:
-        """Return the connections with a reply or a passed deadline."""
         soonest = min(job.deadline for job in self._busy.values())
         wait(list(self._busy), timeout=max(soonest - time.monotonic(), 0.0))
         now = time.monotonic()
         return [c for c, job in self._busy.items() if c.poll() or job.deadline <= now]
 
     def _collect(self, job: _Job) -> tuple[Outcome, _Worker]:
-        """Return the result of a request, and the worker for the next one."""
         if not job.worker.connection.poll():
             silent = Outcome(error="the grader neither answered nor used CPU time, and was killed")
             return silent, self._replaced(job.worker)[0]
@@ -232,7 +227,6 @@ class _Batch:
         return Outcome(error="the grader died on this answer", is_of_answer=number in _BY_ANSWER)
 
     def _replaced(self, worker: _Worker) -> tuple[_Worker, int]:
-        """Return a new worker in place of a killed one, and the signal that ended the latter."""
         number = self._fork_server.kill(worker)
         fresh = self._fork_server.fork_worker()
         self._workers[self._workers.index(worker)] = fresh

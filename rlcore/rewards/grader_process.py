@@ -1,12 +1,10 @@
 """Grader process: import a grader once, then fork workers that the caller can kill at any time.
 
-Run as ``python -m rlcore.rewards.grader_process CONTROL_FD GRADER MEMORY_BYTES SECONDS``. A grader is a module with
-``warm_up() -> None`` and ``grade(request: dict) -> JSON value``. Over the control socket the caller sends ``fork``
-(with the worker's end of a connection), answered by the pid, or ``kill PID``, answered by the signal that ended it.
+Run as ``python -m rlcore.rewards.grader_process CONTROL_FD GRADER MEMORY_BYTES SECONDS``. Over the control socket the
+caller sends ``fork`` (with the worker's end of a connection), answered by the pid, or ``kill PID``, answered by the
+signal that ended it. When the caller ends in any way, the socket closes and every worker is killed.
 
 Forking takes milliseconds, a fresh start seconds, and a parent that reaps its own children cannot kill a recycled pid.
-When the caller ends in any way, the control socket closes and every worker is killed.
-
 A request has SECONDS of CPU time; then the kernel ends its worker by SIGPROF, even in C code. A busy machine therefore
 does not change any score.
 """
@@ -17,6 +15,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import resource
 import signal
 import socket
@@ -24,7 +23,6 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from types import ModuleType
 from typing import Any
 
 from rlcore.choices import choices
@@ -35,14 +33,25 @@ READY = b"ready"
 Grade = Callable[[dict[str, Any]], Any]
 
 # Imported only in this process: reasoning_gym takes seconds to import, and graders may hang.
-GRADERS: Mapping[str, Callable[[], ModuleType]] = choices(
+GRADERS: Mapping[str, Callable[[], Grade]] = choices(
     "rewards.kind",
     {
-        "math": lambda: importlib.import_module("rlcore.rewards.math_verifier"),
-        "procedural": lambda: importlib.import_module("rlcore.rewards.procedural_scorer"),
-        "format": lambda: importlib.import_module("rlcore.rewards.regex_matcher"),
+        "math": lambda: _warmed_up(importlib.import_module("rlcore.rewards.math_verifier")),
+        "procedural": lambda: _warmed_up(importlib.import_module("rlcore.rewards.procedural_scorer")),
+        "format": lambda: _matches,
     },
 )
+
+
+def _warmed_up(module: Any) -> Grade:
+    module.warm_up()  # so that forked workers start warm
+    grade: Grade = module.grade
+    return grade
+
+
+def _matches(request: dict[str, Any]) -> bool:
+    """Return True if the whole stripped ``text`` matches a user's ``pattern``, which may backtrack exponentially."""
+    return re.fullmatch(request["pattern"], request["text"].strip()) is not None
 
 
 def main(arguments: list[str]) -> None:
@@ -50,8 +59,7 @@ def main(arguments: list[str]) -> None:
     control = socket.socket(fileno=int(arguments[0]))
     memory_bytes, seconds = int(arguments[2]), float(arguments[3])
     try:
-        module = GRADERS[arguments[1]]()
-        module.warm_up()
+        grade = GRADERS[arguments[1]]()
     except Exception as error:  # noqa: BLE001 - reported to the caller
         control.sendall(f"{type(error).__name__}: {error}".encode()[:500])
         return
@@ -64,7 +72,7 @@ def main(arguments: list[str]) -> None:
                 children.discard(command.pid)
                 reply = _kill(command.pid)
             else:
-                reply = _fork_worker(control, command.descriptor, module.grade, memory_bytes, seconds)
+                reply = _fork_worker(control, command.descriptor, grade, memory_bytes, seconds)
                 children.add(reply)
             control.sendall(str(reply).encode())
     finally:

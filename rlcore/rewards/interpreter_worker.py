@@ -89,7 +89,6 @@ def _digest(folder: Path) -> str:
 
 
 def _parameters(function: Callable[..., Any]) -> list[list[Any]]:
-    """Return name, kind and presence of a default of each parameter."""
     found = inspect.signature(function).parameters.values()
     return [[each.name, each.kind.name, each.default is not each.empty] for each in found]
 

@@ -2,8 +2,7 @@
 
 The completion is untrusted text that may try to get a good rating. It is placed between two fences with a nonce from a
 hash of the completion, which it cannot know, so it cannot close a fence. The rating must carry the same nonce, so text
-that the judge repeats is not a rating. Control words of chat formats are neutralized
-(:mod:`rlcore.rewards.judge`). A judge may still be persuaded by the text.
+that the judge repeats is not a rating. Control words of chat formats are neutralized.
 """
 
 from __future__ import annotations
@@ -121,8 +120,8 @@ class JudgeReward:
     """Judge's rating over ``scale``, 0..1; None if the endpoint failed or its reply has not exactly one rating.
 
     A completion of more than 100,000 characters is not sent and scores 0. Equal questions with equal answers are judged
-    once in a run, at temperature 0. If the server counts tokens, the terms ``judge_prompt_tokens`` and
-    ``judge_completion_tokens`` are the batch's tokens, including unusable replies, divided by its rated rollouts.
+    once in a run. If the server counts tokens, the terms ``judge_prompt_tokens`` and ``judge_completion_tokens`` are
+    the batch's tokens, including unusable replies, divided by its rated rollouts.
     """
 
     name = "judge"
@@ -176,7 +175,6 @@ class JudgeReward:
                 self._used.update(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
 
     def _judge(self, rollout: Rollout) -> float | str:
-        """Return the reward, or the reason why there is none."""
         if len(rollout.text) > MAX_CHARACTERS:
             return 0.0  # the answer is too long
         nonce = _nonce(rollout, self._options.seed)

@@ -1,36 +1,18 @@
-r"""Reward for an answer equal to the reference: plain numbers exactly, others symbolically.
+"""Reward for an answer equal to the reference, by the rules of ``docs/rewards.md``.
 
-The rules are strict, because a policy exploits every loose one:
-
-- the last marked answer counts, ``\boxed{}``, ``####`` or ``<answer>`` (see :mod:`rlcore.rewards.answers`);
-- plain numbers and fractions are equal exactly, as rationals: 0.333 is not 1/3;
-- a percent sign must be on both sides or on neither: 50% is neither 0.5 nor 50;
-- a sentence or an equation that states one number counts as it: ``The answer is 18``, ``x = 18``. Otherwise an answer
-  has no more ``=`` than the reference, no second box, no adjacent numbers, only ASCII digits, no list for a number, and
-  no power tower. Words that multiply (``million``, ``dozen``) do so after a number, and otherwise must be on both
-  sides;
-- a reference in words (``Paris``) is compared as text, ignoring case;
-- ``5 cm`` answers ``5``, but units of one kind must agree: ``5 km`` is not ``5 m``;
-- an answer is evaluated (``evaluated_only``): a number for a number; for an expression, one without operations
-  (``\int``, ``\gcd``) that the reference does not have, and not copied from the problem;
-- everything else is compared by its stated values (:mod:`rlcore.rewards.math_verifier`), in a process with a timeout.
+They are strict, because a policy exploits every loose one. Plain numbers and words are compared here, everything else
+by its stated values (:mod:`rlcore.rewards.math_verifier`) in a process with a timeout.
 """
 
 from __future__ import annotations
 
-import ast
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
 from rlcore.config import Duration, PositiveInt
-from rlcore.config import Fraction as Share
-from rlcore.errors import ConfigError
 from rlcore.rewards.answers import (
     MAX_ANSWER_CHARACTERS,
     MAX_ANSWER_DEPTH,
@@ -47,11 +29,9 @@ from rlcore.rewards.base import failed_score, score_all, scored
 from rlcore.rewards.grader_pool import GraderPool
 from rlcore.rewards.mathematics.notations import read_notation
 from rlcore.rewards.mathematics.spelling import canonical
-from rlcore.rewards.plain_numbers import parse_number
 from rlcore.rewards.references import plain_error
-from rlcore.rewards.unevaluated import is_unevaluated
-from rlcore.rewards.units import parse_quantity, same_magnitude, scale_words, separate_unit
-from rlcore.types import CORRECT_FROM, Rollout, Score, is_correct
+from rlcore.rewards.units import parse_number, parse_quantity, same_magnitude, scale_words, separate_unit
+from rlcore.types import Rollout, Score, is_correct
 
 _MAX_WRAPS = 4
 _LONG_DIGITS = re.compile(r"[0-9]{200}")
@@ -96,27 +76,18 @@ class MathOptions:
 
     Attributes:
         last_number: Accept the last number of a finished completion as an unmarked answer.
-        evaluated_only: Require an evaluated answer: for a plain number a plain number, with fractions in lowest terms
-            (not ``3+4`` for 7, nor ``6/2`` for 3). For an expression, one without operations that the reference does
-            not have (``\\int``, ``\\gcd``, ``n!``), and not a formula of the problem unless in the reference's form.
-        partial: Score of a wrong answer to a number with a valid derivation, see :mod:`rlcore.rewards.math_answer`.
+        evaluated_only: Require an evaluated answer: for a number a number in lowest terms (not ``6/2`` for 3); for an
+            expression, one without operations that the reference lacks, and not a formula of the problem.
     """
 
     last_number: bool = True
     evaluated_only: bool = True
-    partial: Share = 0.0
     timeout_seconds: Duration = 1.0
     num_workers: PositiveInt = 2
-
-    def __post_init__(self) -> None:
-        if self.partial >= CORRECT_FROM:
-            raise ConfigError(f"partial = {self.partial} would count as correct: it must be below {CORRECT_FROM}")
 
 
 class MathReward:
     r"""1.0 for an answer equal to ``rollout.prompt.reference``, else 0.0; None if the grader failed or timed out.
-
-    With ``partial``, an answer that is wrong scores this if its derivation correctly ends in the reference.
 
     ``The answer is \box{1.1}.`` with reference ``1.1`` scores 1.0. The answer of a reference that is a worked solution
     (``... #### 72``) is its last marked answer. A reference that is a JSON list of texts accepts any of them.
@@ -133,14 +104,9 @@ class MathReward:
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
         accepted = [_usable(accepted_answers(rollout.prompt.reference)) for rollout in rollouts]
         pairs = [(rollout, each) for rollout, answers in zip(rollouts, accepted, strict=True) for each in answers]
-        scores = iter(self._graded([_with_reference(rollout, each) for rollout, each in pairs]))
+        prepared = [self._prepare(_with_reference(rollout, each)) for rollout, each in pairs]
+        scores = iter(score_all(prepared, self._pool, self._score))
         return [_best([next(scores) for _ in answers]) for answers in accepted]
-
-    def _graded(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        scores = score_all([self._prepare(rollout) for rollout in rollouts], self._pool, self._score)
-        if not self._options.partial:
-            return scores
-        return [self._credit(rollout, score) for rollout, score in zip(rollouts, scores, strict=True)]
 
     def close(self) -> None:
         """Stop the grader processes."""
@@ -159,12 +125,6 @@ class MathReward:
             return self._score(is_right)
         request = {"answer": _as_stated(answer, reference), "reference": reference}
         return request | {"problem": _formulas(problem)} if self._options.evaluated_only else request
-
-    def _credit(self, rollout: Rollout, score: Score) -> Score:
-        expected = parse_quantity(find_reference(rollout.prompt.reference))
-        if score.value != 0.0 or expected is None or not is_valid_derivation(rollout.text, expected.value):
-            return score
-        return scored(self.name, self._options.partial)
 
     def _score(self, is_right: bool) -> Score:
         return scored(self.name, float(is_right))
@@ -216,7 +176,6 @@ def compare_exact(answer: str, reference: str, *, evaluated_only: bool, problem:
 
 
 def _has_same_text(answer: str, reference: str) -> bool:
-    """Return True if an answer repeats the reference; words in any case."""
     is_same = answer == reference or (_is_in_words(reference) and _as_words(answer) == _as_words(reference))
     return bool(answer) and is_same
 
@@ -244,7 +203,6 @@ def _problem_of(rollout: Rollout) -> str:
 
 
 def _formulas(problem: str) -> list[str]:
-    """Return the formulas of the problem, and their sides, within the limits of the parser."""
     found = [next(group for group in match.groups() if group) for match in _FORMULA.finditer(problem)]
     found += [match.group().strip(" .,;:?") for match in _PLAIN_FORMULA.finditer(_FORMULA.sub(" ", problem))]
     sides = [side.strip() for formula in found for side in _EQUALS.split(formula)]
@@ -272,7 +230,6 @@ def _is_item(answer: str, problem: str) -> bool:
 
 
 def _occurrences(form: str, text: str) -> list[tuple[int, int]]:
-    """Return where a text has a formula, whatever its blanks."""
     as_written = r"\s*".join(map(re.escape, form))
     return [found.span() for found in re.finditer(rf"(?<![\w.])(?:{as_written})(?!\w|\^|\.[0-9])", text)]
 
@@ -282,7 +239,6 @@ def _is_fraction(text: str) -> bool:
 
 
 def _respelt(text: str) -> str:
-    """Remove alternative spellings from a formula."""
     plain = _SPELLING.sub("", text.replace("**", "^").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac"))
     return re.sub(r"\\(?:cdot|times)(?![a-z])|×|·", "*", plain)
 
@@ -306,7 +262,6 @@ def _as_plain(answer: str) -> str:
 
 
 def _as_stated(answer: str, reference: str) -> str:
-    """Return the stated value if it is a number or words like the reference; else the answer."""
     found = extract_stated(answer)
     if found == answer or len(answer) > MAX_ANSWER_CHARACTERS:
         return answer
@@ -316,7 +271,6 @@ def _as_stated(answer: str, reference: str) -> str:
 
 
 def _is_refused(answer: str, reference: str) -> bool:
-    """Return True if the rules of the module docstring, or the limits of the parser, reject an answer."""
     return (
         len(answer) > MAX_ANSWER_CHARACTERS
         or brace_depth(answer) > MAX_ANSWER_DEPTH
@@ -338,49 +292,40 @@ def _as_words(text: str) -> str:
     return " ".join((match.group(1) if match else text).casefold().split())
 
 
-_MAX_TEXT, _MAX_SIDE = 20_000, 200
-_TIMES = re.compile(r"\\times|\\cdot|×|·|(?<=[0-9)]) ?x ?(?=[0-9(])")
-_GROUP_COMMA = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
-_RUN = re.compile(r"[0-9.+*/()= -]{3,}")
-_SIDE = re.compile(r"[0-9(][0-9.+*/() -]*")
-_OPERATORS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = MappingProxyType(
-    {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+# Operations allowed only if the reference has them: named operations, derivatives, factorials.
+_UNEVALUATED = re.compile(
+    r"\\(?:i{0,3}int|oint|sum|prod|lim(?:sup|inf)?|cap|gcd|det|max|min|[dt]?binom|[pb]?mod|ldots)(?![a-z])|!|'"
+    r"|(?<![A-Za-z\\])(?:gcd|lcm|lim|int|integral|sum|prod|det|binom|mod|diff|derivative|expand|factor|simplify|solve)"
+    r"(?![A-Za-z])"
+    r"|\\frac ?\{ ?(?:d|\\partial)[^{}]{0,40}\} ?\{ ?(?:d|\\partial) ?(?:[A-Za-z]|\\[a-z]+)(?: ?\^[^{}]{1,3})? ?\}"
+    r"|(?<![A-Za-z])d ?/ ?d ?[A-Za-z](?![A-Za-z])"
 )
+# Unevaluated too if the reference is a constant: \sin 30^\circ for 1/2.
+_CALL = re.compile(
+    r"\\?(?<![A-Za-z])(?:a(?:rc)?)?(?:sin|cos|tan|cot|sec|csc)h?(?![a-z])|\\?(?<![A-Za-z])(?:log|ln|lg|exp)(?![a-z])"
+)
+_INVERSE = re.compile(r"\\(?=(?:sin|cos|tan|cot|sec|csc)h? ?\^ ?\{ ?-1 ?\})")
 
 
-def is_valid_derivation(text: str, reference: Fraction) -> bool:
-    """Return True if all equations in ``text`` are true and the last one ends in ``reference``. Linear time."""
-    if len(text) > _MAX_TEXT:
-        return False
-    found = list(_equations(text))
-    return bool(found) and all(left == right for left, right in found) and found[-1][1] == reference
+def is_unevaluated(answer: str, reference: str) -> bool:
+    """Return True if the answer has an operation that the reference does not."""
+    answer, reference = canonical(answer), canonical(reference)
+    left = [{_sort_of("".join(found.split())) for found in _UNEVALUATED.findall(text)} for text in (answer, reference)]
+    if left[0] - left[1]:
+        return True
+    is_constant = re.search(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", reference)) is None
+    return is_constant and bool(_sorts_of_functions(answer) - _sorts_of_functions(reference))
 
 
-def _equations(text: str) -> Iterator[tuple[Fraction, Fraction]]:
-    """Yield both sides of each ``=`` between two expressions: two pairs for ``5*7 = 30+5 = 35``."""
-    written = _GROUP_COMMA.sub("", _TIMES.sub("*", text.replace("$", "").replace("÷", "/")))
-    for run in _RUN.findall(written):
-        values = [_value(side.strip()) for side in run.rstrip(" .").split("=")]
-        for left, right in pairwise(values):
-            if left is not None and right is not None:
-                yield left, right
+def _sort_of(operation: str) -> str:
+    r"""Return the class of an operation: ``\\binom`` counts as ``!``, which can replace it."""
+    return "!" if operation.endswith("binom") else "mod" if operation.endswith("mod") else operation
 
 
-def _value(side: str) -> Fraction | None:
-    """Return the value of a side; None if it is not arithmetic: it begins with an operator, or has no operation."""
-    if len(side) > _MAX_SIDE or not _SIDE.fullmatch(side):
-        return None
-    try:
-        return _evaluate(ast.parse(side, mode="eval").body, side)
-    except (SyntaxError, ValueError, ZeroDivisionError):
-        return None
-
-
-def _evaluate(node: ast.expr, source: str) -> Fraction:
-    if isinstance(node, ast.Constant):
-        return Fraction(ast.get_source_segment(source, node) or "")  # exact, unlike the node's float
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_evaluate(node.operand, source)
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        return _OPERATORS[type(node.op)](_evaluate(node.left, source), _evaluate(node.right, source))
-    raise ValueError(f"not arithmetic: {ast.dump(node)[:80]}")
+def _sorts_of_functions(text: str) -> set[str]:
+    """Return the classes of functions: ``log``, ``exp``, ``sin`` for trigonometric ones, ``arc`` for their inverses."""
+    found = {name.strip("\\") for name in _CALL.findall(_INVERSE.sub("arc", text))}
+    return {
+        "log" if name in ("log", "ln", "lg") else "exp" if name == "exp" else "arc" if name[0] == "a" else "sin"
+        for name in found
+    }

@@ -1,7 +1,6 @@
 """Equality of the values that two texts state, by structure and exact values. Runs in a grader process.
 
-A value is compared with a value, a list with a list, an interval with an interval or an inequality. See
-:mod:`rlcore.rewards.mathematics.reading` for the grammar, :mod:`rlcore.rewards.mathematics.exact_values` for the
+See :mod:`rlcore.rewards.mathematics.reading` for the grammar, :mod:`rlcore.rewards.mathematics.exact_values` for the
 comparison of values, and ``docs/rewards.md`` for the policy.
 """
 
@@ -11,9 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 from rlcore.rewards.mathematics.equality import equals
+from rlcore.rewards.mathematics.formula import Named, Text
 from rlcore.rewards.mathematics.numeric_values import UndefinedError
 from rlcore.rewards.mathematics.reading import read
-from rlcore.rewards.mathematics.structures import Named, Text
 from rlcore.rewards.mathematics.worked_out import is_worked_out
 
 _MAX_TEXT = 80  # longest LaTeX outside of the grammar that an answer may have to repeat

@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from types import TracebackType
 from typing import Protocol, runtime_checkable
 
 from rlcore.errors import RewardError, RlcoreError
@@ -43,11 +42,10 @@ class WeightedTerm:
 class WeightedReward:
     """Weighted reward, ``value = Σ weight · term``; ``terms`` holds each term before weighting.
 
-    Turn rewards are weighted likewise. If a term is below its gate, the total is that gate's ``below_gate``. The first
-    closed gate counts, also if a later term is unscored. If a term is otherwise unscored or NaN, the total is unscored
-    with that error, because a sum over other terms would be another reward. An exception inside a term leaves the whole
-    batch unscored, and :func:`check_error_rate` then stops the run. A term that does not apply to a data set is ignored
-    there; without any term, every total is 0. Use it in a ``with`` block to stop the processes of its terms.
+    Turn rewards are weighted likewise. If a term is below its gate, the total is that gate's ``below_gate``; the first
+    closed gate counts, also if a later term is unscored. If a term is otherwise unscored or NaN, so is the total,
+    because a sum over other terms would be another reward. An exception inside a term leaves the whole batch unscored.
+    Without any term, every total is 0. Use it in a ``with`` block to stop the processes of its terms.
     """
 
     name = "mix"
@@ -59,9 +57,7 @@ class WeightedReward:
     def __enter__(self) -> WeightedReward:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
@@ -164,7 +160,6 @@ def term_statistics(scored: Sequence[Score], *, all_scores: Sequence[Score]) -> 
 
 
 def _term_error(name: str, score: Score) -> str:
-    """Return why a term cannot be summed; empty if it can."""
     if score.value is None:
         return f"{name}: {score.error}"
     if math.isnan(score.value):

@@ -93,11 +93,7 @@ class OtherFunction:
 
 @lru_cache(maxsize=64)
 def _signature(kind: str, python: str, installed: str) -> inspect.Signature:
-    """Return the signature of a function, read again if what is ``installed`` changes.
-
-    Raises:
-        RewardError: It cannot be imported.
-    """
+    """Return the signature of a function, read again if what is ``installed`` changes."""
     process, is_late = _Process(kind, python), threading.Event()
 
     def end() -> None:
@@ -170,12 +166,6 @@ class _Process:
             self._channel.send_bytes(json.dumps(message).encode())
 
     def receive(self) -> Mapping[str, Any]:
-        """Return a reply.
-
-        Raises:
-            FunctionError: It is an error.
-            RewardError: The process ended.
-        """
         with self._ended():
             reply: Mapping[str, Any] = json.loads(self._channel.recv_bytes(_MAX_REPLY_BYTES))
         if "error" in reply:

@@ -3,8 +3,8 @@
     def briefer(pairs: Sequence[Pair]) -> list[float | None]:
         return [0.5 + 0.5 * ((len(p.second) > len(p.first)) - (len(p.second) < len(p.first))) for p in pairs]
 
-A function takes a batch of pairs. For each it returns 1 if the first answer is better, 0 if the second is, 0.5 for a
-tie, None if it cannot decide. A judge that fails, refuses or is too slow leaves pairs unjudged, which is not a loss.
+For each pair a function returns 1 if the first answer is better, 0 if the second is, 0.5 for a tie, None if it cannot
+decide. A judge that fails, refuses or is too slow leaves pairs unjudged, which is not a loss.
 """
 
 from __future__ import annotations
@@ -21,11 +21,48 @@ from rlcore.config.answers import JudgeConfig
 from rlcore.errors import ConfigError, RewardError
 from rlcore.rewards.chat_endpoint import EndpointError
 from rlcore.rewards.judge import MAX_CHARACTERS, QUESTION, EndpointOptions, conversation, load_template, neutralize
-from rlcore.rewards.pairs import Judgement, Pair
 from rlcore.rewards.reward_model import ScoreTokens
 from rlcore.rewards.user_function import call_within, load_function, plain_numbers
 from rlcore.strict_config import NonNegativeFloat, build
 from rlcore.timeouts import CallTimeout
+from rlcore.types import Message
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """Two answers in the order shown. The token ids are for reward models."""
+
+    messages: tuple[Message, ...]
+    first: str
+    second: str
+    reference: str = ""
+    prompt_ids: tuple[int, ...] = ()
+    first_ids: tuple[int, ...] = ()
+    second_ids: tuple[int, ...] = ()
+
+    @property
+    def swapped(self) -> Pair:
+        """Return the answers in the other order."""
+        return replace(self, first=self.second, second=self.first, first_ids=self.second_ids, second_ids=self.first_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """Result of a pair judge.
+
+    Attributes:
+        value: 1 if the first answer is better, 0 if the second is, ½ for a tie, None if unjudged.
+        error: Reason if unjudged.
+        prompt_tokens: Tokens counted by the server, also for an unusable reply.
+        cost: Price of the tokens.
+    """
+
+    value: float | None
+    error: str = ""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: float = 0.0
+
 
 TIE = 0.5
 

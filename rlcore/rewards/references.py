@@ -1,7 +1,6 @@
 """Detection of unusable reference answers: ``proof``, ``notfound``, ``1/0``, a paragraph, an unclosed box.
 
-No answer can be scored by such a reference. The data gate rejects them before a run (:func:`reference_errors`), and the
-reward reports the same error.
+The data gate rejects them before a run (:func:`reference_errors`), and the reward reports the same error.
 """
 
 from __future__ import annotations
@@ -92,8 +91,7 @@ def reference_errors(
 ) -> list[str]:
     """Return why each reference is unusable; empty if its own text is a correct answer within the time limit.
 
-    Of several accepted answers one has to be usable. Numbers are checked immediately, formulas in a process with a time
-    limit.
+    Of several accepted answers one has to be usable.
 
     Raises:
         RewardError: The grader cannot be started.

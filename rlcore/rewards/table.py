@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 from rlcore.choices import choices
 from rlcore.config import RewardTerm
 from rlcore.errors import ConfigError, RlcoreError
-from rlcore.rewards.base import RewardFn
+from rlcore.rewards.base import EnvironmentOptions, EnvironmentReward, RewardFn
 from rlcore.rewards.code_tests import CodeOptions, CodeReward
-from rlcore.rewards.environment import EnvironmentOptions, EnvironmentReward
 from rlcore.rewards.format import FormatOptions, FormatReward
 from rlcore.rewards.judge import JudgeOptions, JudgeReward
 from rlcore.rewards.language import LanguageOptions, LanguageReward
-from rlcore.rewards.length import LengthOptions, LengthReward
 from rlcore.rewards.math_answer import MathOptions, MathReward
 from rlcore.rewards.mix import WeightedReward, WeightedTerm
+from rlcore.rewards.penalties import LengthOptions, LengthReward, RepetitionOptions, RepetitionReward
 from rlcore.rewards.procedural import ProceduralOptions, ProceduralReward
-from rlcore.rewards.repetition import RepetitionOptions, RepetitionReward
 from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward
 from rlcore.rewards.user_function import import_function
 from rlcore.strict_config import build
@@ -138,7 +136,6 @@ def _weighted_term(term: RewardTerm, path: str, resources: RewardResources) -> W
 
 
 def _duplicate_names(weighted: Sequence[WeightedTerm]) -> list[str]:
-    """Return the names of terms that occur twice on the same data."""
     alike = [(one, other) for one, other in combinations(weighted, 2) if one.reward.name == other.reward.name]
     return list(dict.fromkeys(one.reward.name for one, other in alike if _overlap(one.data, other.data)))
 

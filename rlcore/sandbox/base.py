@@ -1,7 +1,6 @@
 """Sandbox protocol: run an untrusted program and return its output. A program never decides its own result.
 
-A program's output is data. The caller compares it outside the box. The exit code of a program, its printed claims and
-its files are never used as a result.
+A program's output is data, which the caller compares outside the box. Exit codes and printed claims are no results.
 """
 
 from __future__ import annotations

@@ -61,9 +61,8 @@ class _Interpreter:
 def box_image() -> Path:
     """Return the folder of this interpreter's image, creating it on the first call (50 MB, 1 s).
 
-    It is in this user's cache (``XDG_CACHE_HOME``, else ``~/.cache``; ``/var/cache`` for root), where no other user can
-    write. Its name is a digest of its content, and a named image never changes, so running boxes keep theirs. A lock
-    makes concurrent processes create it once.
+    It is in this user's cache, where no other user can write. Its name is a digest of its content, and a named image
+    never changes, so running boxes keep theirs. A lock makes concurrent processes create it once.
 
     Raises:
         SandboxError: The image cannot be created, or other users may write to its folder.
@@ -86,7 +85,7 @@ def box_image() -> Path:
 
 
 def user_cache() -> Path:
-    """Return the folder in which programs of this user keep what they can make again."""
+    """Return ``XDG_CACHE_HOME``, else ``~/.cache``, or ``/var/cache`` for root."""
     named = os.environ.get("XDG_CACHE_HOME")
     usual = Path("/var/cache") if os.geteuid() == 0 else Path(os.path.expanduser("~/.cache"))  # noqa: PTH111 - never fails
     return Path(named) if named else usual
@@ -133,7 +132,6 @@ def _list_files(root: Path) -> dict[str, int]:
 
 
 def _digest(root: Path) -> str:
-    """Return the SHA-256 of the paths and bytes of an image."""
     whole = hashlib.sha256()
     for path in sorted(root.rglob("*")):
         content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes() if path.is_file() else b""

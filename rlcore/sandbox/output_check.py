@@ -111,7 +111,6 @@ def _is_near(expected: float, found: float, allowed: float) -> bool:
 
 
 def _is_finite(number: float) -> bool:
-    """Return True if a float can hold the number."""
     try:
         return math.isfinite(number)
     except OverflowError:
@@ -119,7 +118,6 @@ def _is_finite(number: float) -> bool:
 
 
 def _key(name: Any) -> Any:
-    """Return a dict key as JSON writes it."""
     if name is None or isinstance(name, bool):
         return {None: "null", True: "true", False: "false"}[name]
     return str(name) if isinstance(name, int | float) and _is_finite(name) else name

@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from rlcore.errors import SandboxError
@@ -49,12 +48,11 @@ class Job:
 
 
 class SandboxPool:
-    """Sandbox that runs programs in ``num_workers`` boxes. It starts and tests itself on first use.
+    """Sandbox that runs programs in ``num_workers`` boxes. It starts and tests itself on first use. Thread-safe.
 
-    ``backend`` is ``bubblewrap`` or ``unprotected``. The latter has no isolation: programs run with the rights of this
-    user. It is only for machines without anything to protect, is never chosen automatically, and warns.
-
-    Thread-safe. The processes end with :meth:`close`, the ``with`` block, garbage collection, or this process.
+    ``backend = "unprotected"`` has no isolation: programs run with the rights of this user. It is never chosen
+    automatically, and warns. The processes end with :meth:`close`, the ``with`` block, garbage collection, or this
+    process.
     """
 
     def __init__(self, *, num_workers: int = 2, backend: Backend = "bubblewrap") -> None:
@@ -66,9 +64,7 @@ class SandboxPool:
     def __enter__(self) -> SandboxPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def run(self, code: str, *, stdin: str = "", limits: ResourceLimits = DEFAULT_LIMITS) -> RunResult:
@@ -155,8 +151,6 @@ class SandboxPool:
 
 
 class _Supervisor:
-    """Caller's handle of a supervisor."""
-
     def __init__(self, isolation: Isolation) -> None:
         near_end, far_end = socket.socketpair()
         arguments = [str(far_end.fileno()), isolation.bwrap, isolation.image]
@@ -175,11 +169,6 @@ class _Supervisor:
         self.stop = weakref.finalize(self, _stop, process, self._connection)
 
     def ask(self, message: bytes, timeout: float) -> tuple[RunResult, ...]:
-        """Send a request and return the results.
-
-        Raises:
-            OSError, EOFError, TimeoutError: The supervisor has ended or does not answer.
-        """
         self._connection.send_bytes(message)
         if not self._connection.poll(timeout):
             raise TimeoutError(f"no answer in {timeout:g} s")
@@ -188,11 +177,6 @@ class _Supervisor:
 
 
 def _isolation(backend: Backend) -> Isolation:
-    """Return the isolation of a backend.
-
-    Raises:
-        SandboxError: bubblewrap is not installed, or the image cannot be created.
-    """
     if backend == "unprotected":
         warnings.warn(
             "programs run UNPROTECTED: model output runs with all rights of this user",

@@ -149,7 +149,6 @@ def _assertions(isolation: Isolation, program: _LoadedProgram, tests: Sequence[A
 
 
 def _checked(suite: Suite, test: Mapping[str, Any]) -> str:
-    """Return the assertion that calls a task's checker on the answer to a test."""
     if suite.style == "stdin":
         return f"assert check({test['input']!r}, candidate(), {test['output']!r})"
     return f"assert check({test['args']!r}, candidate(), {test['output']!r})"
@@ -175,7 +174,6 @@ class _LoadedProgram:
         return "raised", *outcome.error.split(": ", 1)
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], deadline: float) -> tuple[object, ...]:
-        """Return the result of a call of the program's function, as for :meth:`answer`."""
         request = ("call", self.suite.entry_point, args, kwargs, self.suite.style == "call")
         match self.box.ask(request, deadline):
             case ("value", _) | ("raised", str(_), str(_)) as answer:
@@ -198,7 +196,6 @@ class _Relay:
         self._was_called = False
 
     def outcome(self, test: Any, deadline: float) -> RunResult:
-        """Return the tester's result of its next test."""
         while True:
             try:
                 match self._tester.receive(deadline):
@@ -221,7 +218,6 @@ class _Relay:
 
 
 def _printed(box: Box, code: str, stdin: str, max_bytes: int, deadline: float) -> RunResult:
-    """Run a script and return its output of at most ``max_bytes`` bytes."""
     match box.ask(("script", code, stdin, max_bytes), deadline, max_bytes=4 * max_bytes + MAX_FRAME_BYTES):
         case ("printed", str(text)):
             return RunResult(status=RunStatus.PASS, stdout=text)

@@ -1,9 +1,8 @@
 """Supervisor: a small process that starts boxes for one program at a time and cleans up after each.
 
 Run as ``python -m rlcore.sandbox.supervisor CONNECTION_FD BWRAP IMAGE``. It is small because forking a large parent
-takes 100 ms. It is a separate process because it must reap the processes that a box leaves behind. As root it switches
-to an unused uid, so boxes and supervisors have no rights on other processes. When the caller ends, the connection
-closes, the supervisor ends, and its boxes die with it.
+takes 100 ms, and separate because it reaps what a box leaves behind. As root it switches to an unused uid, so boxes and
+supervisors have no rights on other processes. When the caller ends, the connection closes, and its boxes die with it.
 """
 
 from __future__ import annotations

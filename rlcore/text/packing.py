@@ -117,16 +117,13 @@ def pack(
     """Pack sequences into micro-batches of at most ``tokens_per_microbatch`` positions, padding included.
 
     As few as the budget allows, and evenly filled, because the largest one decides the memory. A single sequence above
-    the budget gets its own micro-batch. Packing changes neither loss nor gradient, because weights are normalized over
-    the whole optimizer step before.
+    the budget gets its own micro-batch.
 
     Args:
-        sequences: Sequences in any order.
         tokens_per_microbatch: Budget in positions. Completions of a prompt that exceed it together are separated.
         filled: Smaller budget of a micro-batch of several rows.
         pad_id: Token id of padding positions.
         share_prompts: If False, every completion gets its own row, for models that do not support trees.
-        widths: Allowed row widths.
 
     Raises:
         ValueError: A prompt or completion is empty.

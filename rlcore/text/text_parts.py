@@ -25,7 +25,6 @@ Ids = tuple[int, ...]
 _TAG = re.compile("think|thought|reason|answer|solution", re.IGNORECASE)  # tags that rewards look for
 _PRIVATE = "\U000f0000"
 _MANY = 16  # texts
-_ADD_NOTHING = ("NFC", "Split", "Digits", "Punctuation", "Whitespace", "WhitespaceSplit", "ByteLevel")
 
 
 class Part(NamedTuple):
@@ -137,17 +136,6 @@ class PartEncoder:
         return ids
 
     @cached_property
-    def covers_characters(self) -> bool:
-        """True if each token of an ASCII text certainly has a character of it: nothing writes blanks before words."""
-        library = getattr(self.backend, "backend_tokenizer", None)
-        if library is None:
-            return False
-        parts = (library.normalizer, library.pre_tokenizer)
-        states = [json.loads(part.__getstate__()) for part in parts if part is not None]
-        steps = [step for state in states for step in state.get("pretokenizers", [state])]
-        return all(step["type"] in _ADD_NOTHING and not step.get("add_prefix_space") for step in steps)
-
-    @cached_property
     def special_tokens(self) -> dict[str, int]:
         """Control tokens without tags, text to id."""
         return {token: number for token, number in self.controls.items() if not _TAG.search(token)}
@@ -173,7 +161,6 @@ class PartEncoder:
 
     @cached_property
     def _authors(self) -> frozenset[Author]:
-        """Authors who may write control tokens."""
         return frozenset(author for author, words in self._words.items() if words)
 
     @cached_property
@@ -194,11 +181,7 @@ def _any_of(words: Iterable[str]) -> re.Pattern[str]:
 
 
 def _renamed(backend: PreTrainedTokenizerBase, names: Mapping[str, str]) -> Tokenizer:
-    """Return a copy of a tokenizer whose control tokens have names that occur in no text.
-
-    Raises:
-        ModelError: This kind of tokenizer cannot be copied.
-    """
+    """Return a copy of a tokenizer whose control tokens have names that occur in no text."""
     try:
         document: dict[str, Any] = json.loads(backend.backend_tokenizer.to_str())
         document |= {"post_processor": None, "truncation": None, "padding": None}

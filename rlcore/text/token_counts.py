@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from jinja2 import TemplateError
 
 from rlcore.text.chat_template import interleaved, render, template_of, template_pieces, texts_within
-from rlcore.text.template_syntax import preserves_text
 from rlcore.text.text_parts import Ids, Part
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Role
@@ -51,20 +50,19 @@ def max_prompt_tokens(tokenizer: ChatTokenizer, conversations: Sequence[Conversa
         return bounds[piece]
 
     return [
-        sum(map(bound, pieces)) + sum([max_text_tokens(tokenizer, text) for text in texts])
+        sum(map(bound, pieces)) + sum([max_text_tokens(text) for text in texts])
         for pieces, texts in _divided(tokenizer, conversations)
     ]
 
 
-def max_text_tokens(tokenizer: ChatTokenizer, text: str) -> int:
+def max_text_tokens(text: str) -> int:
     """Return an upper bound of the number of tokens of a text without encoding it."""
     if text.isascii():
-        return (1 if tokenizer.encoder.covers_characters else _PER_CHARACTER) * len(text) + _EXTRA
+        return _PER_CHARACTER * len(text) + _EXTRA
     return _PER_BYTE * len(text.encode("utf-8", "replace")) + _EXTRA
 
 
 def _written(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> list[list[Part]]:
-    """Render each conversation as parts."""
     divided = _divided(tokenizer, conversations)
     return [interleaved(pieces, own, texts) for own, (pieces, texts) in zip(conversations, divided, strict=True)]
 
@@ -73,26 +71,16 @@ def _divided(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) ->
     """Yield the pieces of the template and the texts between them, of each conversation."""
     backend = tokenizer.hf_tokenizer
     known: dict[tuple[Role, ...], list[str]] = {}
-    for messages, whole in zip(conversations, _whole(tokenizer, conversations), strict=True):
+    for messages, whole in zip(conversations, _render_all(tokenizer, conversations), strict=True):
         roles = tuple([message.role for message in messages])
         if roles not in known:
             known[roles] = template_pieces(backend, roles)
-        pieces, texts = known[roles], [message.content for message in messages]
-        if whole is not None:
-            texts = texts_within(whole, messages, pieces, where=str(backend.name_or_path))
-        yield pieces, texts
-
-
-def _whole(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> Sequence[str | None]:
-    """Render each conversation as text, or return None for each if the template certainly copies the texts."""
-    template = tokenizer.hf_tokenizer.chat_template
-    is_filled = all(message.content for messages in conversations for message in messages)
-    if not conversations or (is_filled and isinstance(template, str) and preserves_text(template)):
-        return [None] * len(conversations)
-    return _render_all(tokenizer, conversations)
+        yield known[roles], texts_within(whole, messages, known[roles], where=str(backend.name_or_path))
 
 
 def _render_all(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> list[str]:
+    if not conversations:
+        return []
     backend = tokenizer.hf_tokenizer
     turns = [[{"role": message.role, "content": message.content} for message in one] for one in conversations]
     try:

@@ -14,8 +14,7 @@ from typing import Any
 
 from rlcore.config import ModelConfig, RewardTerm, to_dict
 from rlcore.errors import ModelError, RlcoreError, StorageError
-from rlcore.rewards.trl_function import lacking
-from rlcore.rewards.user_function import columns_needed
+from rlcore.rewards.user_function import columns_needed, lacking
 from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.kinds.kind import IMPORT
 from rlcore.tasks.preflight.config_warnings import unread_data, unusual_values

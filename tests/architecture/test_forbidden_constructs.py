@@ -26,7 +26,7 @@ def walked(code: str) -> list[ast.AST]:
     return list(ast.walk(ast.parse(code)))
 
 
-RUNNERS = ("rlcore/sandbox/runner.py", "rlcore/sandbox/script.py")  # run programs, inside a box alone
+RUNNERS = ("rlcore/sandbox/runner.py",)  # runs programs, inside a box alone
 
 
 def violations(code: Sequence[ast.AST]) -> Iterator[str]:

@@ -18,7 +18,6 @@ IMPORTERS = {  # the only files that may import a library, so that it can be rep
     "peft": {"rlcore/models/lora.py"},
     "vllm": {f"rlcore/sampling/vllm/{name}.py" for name in ("transfer", "worker/receiver")},
     "ray": {"rlcore/distributed/cluster/ray_cluster.py"},
-    "py3langid": {"rlcore/rewards/language.py"},
 }
 
 

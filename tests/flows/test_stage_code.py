@@ -133,7 +133,7 @@ def test_a_recipe_that_runs_code_counts_the_sandbox() -> None:
         (TOOLS, {"rlcore.environments.episodes", "rlcore.environments.base"}),
         ("stages.{}.sampling.agent={{command=['sh']}}", {"rlcore.agents.sampler", "rlcore.agents.gateway"}),
         ("stages.{}.sampling.engine.kind=vllm", {"rlcore.sampling.replicas", "rlcore.sampling.vllm.client"}),
-        ("stages.{}.rewards=[{{kind='format',weight=1.0}}]", {"rlcore.rewards.format", "rlcore.rewards.regex_matcher"}),
+        ("stages.{}.rewards=[{{kind='format',weight=1.0}}]", {"rlcore.rewards.format"}),
         ("stages.{}.rewards=[{{kind='language',weight=1.0}}]", {"rlcore.rewards.language"}),
     ],
 )

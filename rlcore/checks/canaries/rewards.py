@@ -9,13 +9,12 @@ from dataclasses import dataclass, replace
 from rlcore.checks.canaries.known_answers import known_answer, prompts_for
 from rlcore.errors import CanaryError, ConfigError, RlcoreError
 from rlcore.rewards.answers import required_prefix
-from rlcore.rewards.base import VERIFIERS, RewardFn, unwrap_reward
-from rlcore.rewards.environment import EnvironmentReward
+from rlcore.rewards.base import VERIFIERS, EnvironmentReward, RewardFn, unwrap_reward
 from rlcore.rewards.format import FormatReward
 from rlcore.rewards.judge import JudgeReward
 from rlcore.rewards.mix import WeightedReward, scores_of
-from rlcore.rewards.plain_numbers import parse_number
 from rlcore.rewards.reward_model import RewardModelReward
+from rlcore.rewards.units import parse_number
 from rlcore.rewards.user_function import FunctionReward
 from rlcore.types import Prompt, Rollout, Score, is_correct
 

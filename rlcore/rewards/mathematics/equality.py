@@ -3,41 +3,36 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 
 import mpmath  # type: ignore[import-untyped]
 
 from rlcore.rewards.mathematics.exact_values import equal_values, free_symbols
-from rlcore.rewards.mathematics.formula import FormulaError, Node, difference, mul, number, renamed
-from rlcore.rewards.mathematics.lists import (
-    Equal,
-    as_pair,
-    equal_by_name,
-    equal_in_order,
-    equal_items,
-    equal_lists,
-    letter_of,
-    tuple_names,
-    values_by_name,
+from rlcore.rewards.mathematics.formula import (
+    Choice,
+    Combined,
+    FormulaError,
+    Grid,
+    Item,
+    Items,
+    Named,
+    Node,
+    Relation,
+    Rounded,
+    Span,
+    Text,
+    Value,
+    difference,
+    mul,
+    number,
+    renamed,
 )
 from rlcore.rewards.mathematics.notations import Notation, as_ratio, same_notation
 from rlcore.rewards.mathematics.numeric_values import UndefinedError, evaluate, exact_rational
 from rlcore.rewards.mathematics.reader import parse_formula
 from rlcore.rewards.mathematics.reading import read
 from rlcore.rewards.mathematics.real_sets import as_real_set, equal_sets
-from rlcore.rewards.mathematics.structures import (
-    Choice,
-    Combined,
-    Grid,
-    Item,
-    Items,
-    Named,
-    Relation,
-    Rounded,
-    Span,
-    Text,
-    Value,
-)
 from rlcore.rewards.units import parse_quantity, same_magnitude
 
 _CHOICES = frozenset("ABCDEFGHIJ")
@@ -64,12 +59,11 @@ def equals(reference: Item, answer: Item) -> bool:
 
 
 def _equals_collection(reference: Item, answer: Item) -> bool:
-    """Compare lists and sets of numbers first, then names, then the rest."""
     if isinstance(reference, Items) and reference.kind == "group":
         inside = Items("list", answer.items) if isinstance(answer, Items) and answer.kind == "group" else answer
-        return equal_by_name(equals, Items("list", reference.items), inside)
+        return _equal_by_name(Items("list", reference.items), inside)
     if isinstance(reference, Items) and reference.kind == "list" and not _are_joined_relations(reference):
-        return equal_lists(equals, reference, answer)
+        return _equal_lists(reference, answer)
     sets = [as_real_set(reference, is_reference=True), as_real_set(answer, is_reference=False)]
     are_tuples = all(map(_is_pair, (reference, answer))) or all(map(_is_points, (reference, answer)))
     if sets[0] is not None and sets[1] is not None and not are_tuples:
@@ -83,26 +77,26 @@ def _equals_collection(reference: Item, answer: Item) -> bool:
 
 def _equals_plain(reference: Item, answer: Item) -> bool:
     """Compare two items without names, which are neither lists nor intervals."""
-    reference, answer = _as_grid(as_pair(reference)), _as_grid(as_pair(answer))
+    reference, answer = _as_grid(_as_pair(reference)), _as_grid(_as_pair(answer))
     if isinstance(reference, Grid) and isinstance(answer, Items):
         reference = _as_row(reference, answer.kind)
     elif isinstance(answer, Grid) and isinstance(reference, Items):
         answer = _as_row(answer, reference.kind)
     if isinstance(reference, Items) and reference.kind == "tuple":
-        answer = values_by_name(answer)
+        answer = _values_by_name(answer)
     if isinstance(reference, Text) or isinstance(answer, Text):
         return _equals_text(reference, answer)
     if isinstance(reference, Value) and isinstance(answer, Value):
         is_alike = reference.is_percent == answer.is_percent and same_magnitude(answer.text, reference.text)
         return is_alike and equal_values(reference.node, _with_constant(answer.node, reference.node))
     if isinstance(reference, Items) and isinstance(answer, Items):
-        return equal_items(equals, reference, answer)
+        return _equal_items(reference, answer)
     if isinstance(reference, Grid) and isinstance(answer, Grid):
         return len(reference.rows) == len(answer.rows) and all(
-            equal_in_order(equals, ours, theirs) for ours, theirs in zip(reference.rows, answer.rows, strict=True)
+            _equal_in_order(ours, theirs) for ours, theirs in zip(reference.rows, answer.rows, strict=True)
         )
     if isinstance(reference, Relation) and isinstance(answer, Relation):
-        return equal_relations(equals, reference, answer)
+        return _equal_relations(reference, answer)
     if isinstance(reference, Combined) and isinstance(answer, Combined):
         pairs = ((reference.left, answer.left), (reference.right, answer.right))
         crossed = ((reference.left, answer.right), (reference.right, answer.left))
@@ -113,14 +107,13 @@ def _equals_plain(reference: Item, answer: Item) -> bool:
 
 def _as_grid(item: Item) -> Item:
     """Return ``[[1, 2], [3, 4]]`` as a matrix; anything else unchanged."""
-    rows = [as_pair(row) for row in item.items] if isinstance(item, Items) and item.kind == "vector" else []
+    rows = [_as_pair(row) for row in item.items] if isinstance(item, Items) and item.kind == "vector" else []
     rows = [row for row in rows if isinstance(row, Items) and row.kind == "vector"]
     is_grid = isinstance(item, Items) and len(rows) == len(item.items) > 0
     return Grid(tuple(row.items for row in rows if isinstance(row, Items))) if is_grid else item
 
 
 def _as_row(grid: Grid, kind: str) -> Item:
-    """Return a matrix of one row or column as a tuple or a vector."""
     is_one = min(len(grid.rows), max(map(len, grid.rows), default=0)) == 1 and kind in ("tuple", "vector")
     return Items(kind, tuple(cell for row in grid.rows for cell in row)) if is_one else grid
 
@@ -140,7 +133,7 @@ def _equals_text(reference: Item, answer: Item) -> bool:
         return answer.text.upper() == reference.text and reference.text in _CHOICES  # a lower-case choice
     text, other = (reference, answer) if isinstance(reference, Text) else (answer, reference)
     if isinstance(text, Text) and isinstance(other, Items) and other.kind == "list":
-        letters = [letter_of(item) for item in other.items]
+        letters = [_letter_of(item) for item in other.items]
         return len(letters) > 1 and all(letters) and "".join(letters) == text.text
     return False
 
@@ -193,7 +186,7 @@ def _equals_rounded(reference: Item, answer: Rounded) -> bool:
 def _equals_named(reference: Item, answer: Item) -> bool:
     """Accept ``x = 5`` for 5 and 5 for ``x = 5``, but neither ``y = 5`` for ``x = 5`` nor ``x = x + 1`` for x + 1."""
     if isinstance(reference, Named) and isinstance(answer, Named):
-        ours, theirs = tuple_names(reference.name), tuple_names(answer.name)
+        ours, theirs = _tuple_names(reference.name), _tuple_names(answer.name)
         is_same = reference.name == answer.name
         return (is_same or bool(ours and ours == theirs)) and equals(reference.item, answer.item)
     if isinstance(answer, Named):
@@ -201,11 +194,11 @@ def _equals_named(reference: Item, answer: Item) -> bool:
     assert isinstance(reference, Named)
     if isinstance(answer, Relation):
         return _equals_named_relation(reference, answer)
-    if names := tuple_names(reference.name):
-        inside = as_pair(reference.item)
+    if names := _tuple_names(reference.name):
+        inside = _as_pair(reference.item)
         if isinstance(answer, Items) and answer.kind == "list" and isinstance(inside, Items):
             named = tuple(Named(name, item) for name, item in zip(names, inside.items, strict=False))
-            return len(names) == len(inside.items) and equal_by_name(equals, Items("list", named), answer)
+            return len(names) == len(inside.items) and _equal_by_name(Items("list", named), answer)
     return equals(reference.item, answer)
 
 
@@ -216,15 +209,15 @@ def _equals_named_relation(reference: Named, answer: Relation) -> bool:
     left, right = answer.sides
     if isinstance(right, Value) and right.text.replace(" ", "") == reference.name:
         return equals(reference.item, left)
-    ours = as_relation(reference)
+    ours = _as_relation(reference)
     has_variables = isinstance(reference.item, Value) and free_symbols(reference.item.node)
-    return bool(has_variables) and ours is not None and equal_relations(equals, ours, answer)
+    return bool(has_variables) and ours is not None and _equal_relations(ours, answer)
 
 
 def _equals_unnamed(reference: Item, answer: Named) -> bool:
     if isinstance(reference, Relation):
-        ours = as_relation(answer)
-        return ours is not None and equal_relations(equals, reference, ours)
+        ours = _as_relation(answer)
+        return ours is not None and _equal_relations(reference, ours)
     if isinstance(reference, Text) and {reference.text, answer.name} <= _CHOICES:
         return False  # B = A
     used = free_symbols(answer.item.node) if isinstance(answer.item, Value) else frozenset()
@@ -246,7 +239,7 @@ def _are_joined_relations(item: Items) -> bool:
 _MIRRORED = {"<": ">", ">": "<", "le": "ge", "ge": "le", "=": "=", "ne": "ne"}
 
 
-def equal_relations(equals: Equal, reference: Relation, answer: Relation) -> bool:
+def _equal_relations(reference: Relation, answer: Relation) -> bool:
     """Return True for equal chains, read in either direction, with differences of sides equal up to a constant."""
     if reference.operators != answer.operators or reference.operators[0] in "<leg>":
         mirrored = Relation(tuple(_MIRRORED[one] for one in answer.operators[::-1]), answer.sides[::-1])
@@ -254,11 +247,11 @@ def equal_relations(equals: Equal, reference: Relation, answer: Relation) -> boo
     if reference.operators != answer.operators:
         return False
     if len(reference.sides) > 2:
-        return equal_in_order(equals, reference.sides, answer.sides)
+        return _equal_in_order(reference.sides, answer.sides)
     sides = [*reference.sides, *answer.sides]
     if not all(isinstance(side, Value) for side in sides):
-        return equal_in_order(equals, reference.sides, answer.sides) or (
-            reference.operators[0] in ("=", "ne") and equal_in_order(equals, reference.sides, answer.sides[::-1])
+        return _equal_in_order(reference.sides, answer.sides) or (
+            reference.operators[0] in ("=", "ne") and _equal_in_order(reference.sides, answer.sides[::-1])
         )
     nodes = [side.node for side in sides if isinstance(side, Value)]
     if not free_symbols(difference(*nodes[:2])) or equal_values(nodes[0], nodes[1]):
@@ -297,10 +290,185 @@ def _placed(node: Node, point: dict[str, Fraction]) -> Node:
     return Node(node.kind, node.value, tuple(_placed(argument, point) for argument in node.args))
 
 
-def as_relation(named: Named) -> Relation | None:
+def _as_relation(named: Named) -> Relation | None:
     """Return ``y = 2x`` as an equation; None if the name is not a formula."""
     try:
         left = Value(parse_formula(named.name), named.name)
     except FormulaError:
         return None
     return Relation(("=",), (left, named.item))
+
+
+_INDEX = re.compile(r"_(?:\{[0-9]+\}|[0-9])$")
+
+
+def _equal_lists(reference: Items, answer: Item) -> bool:
+    """Compare lists in any order, unless their order matters; repeated items count."""
+    if isinstance(answer, Named) and isinstance(answer.item, Items):
+        names = _tuple_names(answer.name)
+        if not names:
+            answer = Items(answer.item.kind, tuple(Named(answer.name, item) for item in answer.item.items))
+    theirs = answer
+    if isinstance(answer, Items) and answer.kind == "list" and any(isinstance(item, Named) for item in answer.items):
+        theirs = Items("list", _carried(answer.items), answer.joined)
+    reference, theirs = _with_one_parameter(reference, theirs)
+    if isinstance(theirs, Items) and len(reference.items) == len(theirs.items) == 1:
+        return equals(reference.items[0], theirs.items[0])
+    ours = Items("list", _carried(reference.items), reference.joined)
+    ours, theirs = _without_indices(ours, theirs)
+    names = [item.name for item in ours.items if isinstance(item, Named)]
+    if len(set(names)) == len(ours.items) > 1:
+        return _equal_by_name(ours, theirs)
+    if isinstance(theirs, Text):
+        return "".join(map(_letter_of, ours.items)) == theirs.text and all(map(_letter_of, ours.items))
+    if not isinstance(theirs, Items) or theirs.kind not in ("list", "set"):
+        return False
+    if _has_order(reference):
+        return _equal_in_order(reference.items, theirs.items)
+    if theirs.kind == "set" and all(isinstance(item, Value) for item in ours.items):
+        return _equal_items(Items("set", ours.items), theirs) and len(ours.items) == len(theirs.items)
+    return _equal_in_any_order([_unnamed(item, theirs) for item in ours.items], _anonymous(ours, theirs))
+
+
+def _with_one_parameter(reference: Items, answer: Item) -> tuple[Items, Item]:
+    r"""Drop a final ``k \in \mathbb{Z}`` from both, if both have it, and use the reference's name."""
+    ours = reference.items[-1] if reference.items else None
+    theirs = answer.items[-1] if isinstance(answer, Items) and answer.kind == "list" and answer.items else None
+    if not (isinstance(ours, Named) and isinstance(theirs, Named) and isinstance(answer, Items)):
+        return reference, answer
+    if not isinstance(ours.item, Text) or ours.item != theirs.item or "\\mathbb" not in ours.item.text:
+        return reference, answer
+    items = tuple(_renamed(item, theirs.name, ours.name) for item in answer.items[:-1])
+    return Items("list", reference.items[:-1], reference.joined), Items("list", items, answer.joined)
+
+
+def _renamed(item: Item, old: str, new: str) -> Item:
+    if isinstance(item, Named):
+        return Named(item.name, _renamed(item.item, old, new))
+    return Value(renamed(item.node, old, new), item.text, item.is_percent) if isinstance(item, Value) else item
+
+
+def _without_indices(ours: Items, theirs: Item) -> tuple[Items, Item]:
+    """Drop all names, if the reference's are one name and the answer's are that name with indices (``x_1``)."""
+    names = {item.name if isinstance(item, Named) else "" for item in ours.items}
+    if len(names) != 1 or not isinstance(theirs, Items):
+        return ours, theirs
+    others = {_INDEX.sub("", item.name) if isinstance(item, Named) else "" for item in theirs.items}
+    if names == {""} or not others <= names | {""} or len(others) != 1:
+        return ours, theirs
+    plain = [Items(one.kind, tuple(map(_bare, one.items)), one.joined) for one in (ours, theirs)]
+    return plain[0], plain[1]
+
+
+def _bare(item: Item) -> Item:
+    return item.item if isinstance(item, Named) else item
+
+
+def _unnamed(item: Item, theirs: Items) -> Item:
+    is_bare = not any(isinstance(each, Named) for each in theirs.items)
+    return item.item if isinstance(item, Named) and is_bare else item
+
+
+def _anonymous(ours: Items, theirs: Items) -> list[Item]:
+    if any(isinstance(item, Named) for item in ours.items):
+        return list(theirs.items)
+    names = [item.name for item in theirs.items if isinstance(item, Named)]
+    if names and len(names) != len(theirs.items):
+        return list(theirs.items)
+    return [item.item if isinstance(item, Named) else item for item in theirs.items]
+
+
+def _carried(items: Sequence[Item]) -> tuple[Item, ...]:
+    """Apply the name of the first value in ``a = 4, -8`` to the next."""
+    found: list[Item] = []
+    for item in items:
+        last = found[-1] if found else None
+        is_carried = isinstance(last, Named) and isinstance(item, Value | Items | Span | Text)
+        found.append(Named(last.name, item) if is_carried and isinstance(last, Named) else item)
+    return tuple(found)
+
+
+def _equal_by_name(reference: Items, answer: Item) -> bool:
+    """Compare ``x = 2, y = 3`` by name in any order, or as a tuple or list in the reference's order."""
+    ours = [item for item in reference.items if isinstance(item, Named)]
+    if isinstance(answer, Named) and (names := _tuple_names(answer.name)):
+        inside = _as_pair(answer.item)
+        if not isinstance(inside, Items) or len(names) != len(inside.items):
+            return False
+        answer = Items("list", tuple(Named(name, item) for name, item in zip(names, inside.items, strict=True)))
+    answer = _as_pair(answer)
+    if not isinstance(answer, Items) or len(answer.items) != len(ours):
+        return False
+    if any(isinstance(item, Named) for item in answer.items):
+        theirs = {item.name: item.item for item in answer.items if isinstance(item, Named)}
+        return len(theirs) == len(ours) and all(
+            item.name in theirs and equals(item.item, theirs[item.name]) for item in ours
+        )
+    return answer.kind in ("list", "tuple") and _equal_in_order([item.item for item in ours], answer.items)
+
+
+def _equal_items(reference: Items, answer: Items) -> bool:
+    if reference.kind == "set" and answer.kind in ("set", "list"):
+        if answer.kind == "list" and len(answer.items) != len(reference.items):
+            return False
+        return _covers(reference.items, answer.items) and _covers(answer.items, reference.items)
+    return reference.kind == answer.kind and _equal_in_order(reference.items, answer.items)
+
+
+def _covers(these: Sequence[Item], those: Sequence[Item]) -> bool:
+    return all(any(equals(one, other) for other in those) for one in these)
+
+
+def _equal_in_order(ours: Sequence[Item], theirs: Sequence[Item]) -> bool:
+    return len(ours) == len(theirs) and all(map(equals, ours, theirs))
+
+
+def _equal_in_any_order(ours: Sequence[Item], theirs: Sequence[Item]) -> bool:
+    left = list(theirs)
+    for item in ours:
+        match = next((index for index, other in enumerate(left) if equals(item, other)), None)
+        if match is None:
+            return False
+        del left[match]
+    return not left
+
+
+def _has_order(reference: Items) -> bool:
+    """Return True if the order matters: a list of bare letters or words, or a continued sequence."""
+    if any(isinstance(item, Text) and "\\ldots" in item.text for item in reference.items):
+        return True
+    letters = [_letter_of(item) for item in reference.items]
+    if all(letters):
+        return bool(letters != sorted(letters) or not "".join(letters).isupper())
+    names = [isinstance(item, Text) or _is_variable(item) for item in reference.items]
+    return all(names) and reference.joined != "and"
+
+
+def _is_variable(item: Item) -> bool:
+    return isinstance(item, Value) and item.node.kind == "symbol"
+
+
+def _letter_of(item: Item) -> str:
+    """Return the letter of an item or choice; empty for anything else."""
+    if isinstance(item, Choice):
+        return item.letter
+    return item.text if isinstance(item, Text) and len(item.text) == 1 else ""
+
+
+def _tuple_names(name: str) -> list[str]:
+    """Return the names in ``(x, y)``; empty for one name."""
+    return [part.strip() for part in name[1:-1].split(",")] if name.startswith("(") and "," in name else []
+
+
+def _values_by_name(item: Item) -> Item:
+    """Return ``y = 2, x = 1`` as the tuple ``(1, 2)``, in alphabetical order; anything else unchanged."""
+    if not isinstance(item, Items) or item.kind != "list":
+        return item
+    named = sorted((each for each in item.items if isinstance(each, Named)), key=lambda each: each.name)
+    is_all = len({each.name for each in named}) == len(item.items) > 1
+    return Items("tuple", tuple(each.item for each in named)) if is_all else item
+
+
+def _as_pair(item: Item) -> Item:
+    """Return an interval that may be a pair as a pair; anything else unchanged."""
+    return item.pair if isinstance(item, Span) and item.pair is not None else item

@@ -152,7 +152,6 @@ def is_finite(node: Node) -> bool:
 
 
 def _over_all(node: Node, point: Point, real: bool, note: Callable[[int], None]) -> Any:
-    """Return the sum or product of the body over all values of its variable."""
     name, variable = str(node.value).split()
     low, high = (_whole(_value(bound, point, real, note)) for bound in node.args[1:])
     if high - low > _MAX_TERMS:

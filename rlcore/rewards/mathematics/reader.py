@@ -62,11 +62,9 @@ class _Reader:
 
     @property
     def next(self) -> str:
-        """Next token, empty at the end."""
         return self._tokens[self._position] if self._position < len(self._tokens) else ""
 
     def sum(self) -> Node:
-        """Parse terms separated by + and -."""
         terms = [self._term()]
         while self.next in ("+", "-"):
             sign = self._take()

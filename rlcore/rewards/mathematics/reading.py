@@ -10,26 +10,27 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
-from rlcore.rewards.mathematics.formula import FormulaError, Node, number
-from rlcore.rewards.mathematics.notations import read_notation
-from rlcore.rewards.mathematics.reader import parse_formula
-from rlcore.rewards.mathematics.spelling import ROW_END, canonical, without_degrees
-from rlcore.rewards.mathematics.structures import (
+from rlcore.rewards.mathematics.formula import (
     Choice,
     Combined,
+    FormulaError,
     Grid,
     Item,
     Items,
     Known,
     Named,
+    Node,
     Relation,
     Rounded,
     Span,
     Text,
     Value,
+    number,
 )
-from rlcore.rewards.plain_numbers import parse_number
-from rlcore.rewards.units import parse_quantity, scale_words, separate_unit
+from rlcore.rewards.mathematics.notations import read_notation
+from rlcore.rewards.mathematics.reader import parse_formula
+from rlcore.rewards.mathematics.spelling import ROW_END, canonical, without_degrees
+from rlcore.rewards.units import parse_number, parse_quantity, scale_words, separate_unit
 
 _AND_OR = re.compile(r"(?:,? ?(?:\\text\{ ?(?:and|or) ?\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])),?)")
 _LIST = re.compile(rf"{_AND_OR.pattern}|[,;]")
@@ -79,7 +80,6 @@ class _Reading:
         self._is_reference = is_reference
 
     def whole(self, text: str) -> Item:
-        """Parse a whole answer."""
         inside = re.fullmatch(r"\\text\{([^{}]*)\}", text)
         text = _CHOSEN.sub("", inside.group(1).strip() if inside else text, count=1)
         if text.startswith("{") and encloses(text):
@@ -179,7 +179,6 @@ class _Reading:
         return self._set(inside) if opening == "\\{" else self._span(text, inside, opening, closing)
 
     def value(self, text: str) -> Item:
-        """Parse a formula, or else a text."""
         letter = _LETTER.fullmatch(text)
         if letter is not None:
             return Text(letter.group(1) or letter.group(2))

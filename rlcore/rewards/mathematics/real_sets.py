@@ -10,9 +10,21 @@ from typing import Any
 import mpmath  # type: ignore[import-untyped]
 
 from rlcore.rewards.mathematics.exact_values import equal_values, free_symbols
-from rlcore.rewards.mathematics.formula import Node, negative, number
+from rlcore.rewards.mathematics.formula import (
+    Combined,
+    Item,
+    Items,
+    Known,
+    Named,
+    Node,
+    Relation,
+    Span,
+    Text,
+    Value,
+    negative,
+    number,
+)
 from rlcore.rewards.mathematics.numeric_values import UndefinedError, evaluate
-from rlcore.rewards.mathematics.structures import Combined, Item, Items, Known, Named, Relation, Span, Text, Value
 
 _PRECISION = 400
 _FLIPPED = {"<": ">", ">": "<", "le": "ge", "ge": "le", "ne": "ne"}
@@ -95,7 +107,6 @@ def _half_line(bound: Item, sign: str) -> Item | None:
 
 
 def _as_span(item: Item) -> Item:
-    """Return two half lines as one interval."""
     if isinstance(item, Combined) and item.operation == "&":
         pair = (item.left, item.right)
         if all(isinstance(half, Span) for half in pair):
@@ -154,7 +165,6 @@ def _name_of(item: Item, is_reference: bool) -> str:
 
 
 def _bound(item: Item) -> Node | None:
-    """Return a bound of an inequality; None if infinite."""
     if isinstance(item, Text):
         return Node("symbol", item.text)
     assert isinstance(item, Value)

@@ -1,7 +1,7 @@
 r"""Canonical spelling of equivalent notations: ``−``, ``\dfrac``, ``\left(``, ``\mathrm{e}``, ``≤``.
 
 :func:`plainly` normalizes the characters of any answer. :func:`canonical` rewrites LaTeX for
-:mod:`rlcore.rewards.mathematics.formula` and :mod:`rlcore.rewards.mathematics.structures`. Both take linear time.
+:mod:`rlcore.rewards.mathematics.reading`. Both take linear time.
 """
 
 from __future__ import annotations
@@ -42,48 +42,23 @@ _AREA = re.compile(r"(?<![A-Za-z])([mckd]?m|ft|in|yd|mi|米)([²³])")
 _SQUARED = re.compile("[\u3371-\u33df]")  # units in one character: ㎏
 _DOTS = re.compile(r"(?<=,)( ?)\.\.\.")
 _HAN_AND_OR = re.compile(r"(?<=[0-9A-Za-z)}\]]) ?([和与及且或]) ?(?=[-+0-9A-Za-z(\[\\])")
-_RENAMED = MappingProxyType(
-    {
-        **dict.fromkeys(("dfrac", "tfrac", "cfrac"), r"\frac"),
-        **dict.fromkeys(("dbinom", "tbinom"), r"\binom"),
-        **dict.fromkeys(("leq", "leqslant", "leqq"), r"\le "),
-        **dict.fromkeys(("geq", "geqslant", "geqq"), r"\ge "),
-        **dict.fromkeys(("neq",), r"\ne "),
-        **dict.fromkeys(("dots", "cdots", "dotsc", "dotsb", "vdots"), r"\ldots "),
-        **dict.fromkeys(("varnothing", "O"), r"\emptyset "),
-        **dict.fromkeys(("simeq", "sim", "doteq"), r"\approx "),
-        **dict.fromkeys(("times", "cdot", "ast"), "*"),
-        **dict.fromkeys(("div",), "/"),
-        **dict.fromkeys(("lbrace",), r"\{"),
-        **dict.fromkeys(("rbrace",), r"\}"),
-        **dict.fromkeys(("lbrack",), "["),
-        **dict.fromkeys(("rbrack",), "]"),
-        **dict.fromkeys(("langle", "lgroup"), "("),
-        **dict.fromkeys(("rangle", "rgroup"), ")"),
-        **dict.fromkeys(("lvert", "rvert", "vert"), "|"),
-        **dict.fromkeys(("lt",), "<"),
-        **dict.fromkeys(("gt",), ">"),
-        **dict.fromkeys(("wedge",), r"\land "),
-        **dict.fromkeys(("vee",), r"\lor "),
-        **dict.fromkeys(("lnot",), r"\neg "),
-        **dict.fromkeys(("rightarrow", "longrightarrow", "implies"), r"\to "),
-        **dict.fromkeys(("prime",), "'"),
-        **dict.fromkeys(("mid",), r"\mid "),
-        **dict.fromkeys(("bar",), r"\overline "),
-        **dict.fromkeys(("colon",), ":"),
-        **dict.fromkeys(("infin",), r"\infty "),
-        **dict.fromkeys(("degree",), r"^\circ "),
-        **dict.fromkeys(("backslash",), r"\setminus "),
-        **dict.fromkeys(("tg",), r"\tan "),
-        **dict.fromkeys(("ctg",), r"\cot "),
-        **dict.fromkeys(("arctg",), r"\arctan "),
-        **dict.fromkeys(("left", "right", "middle"), ""),
-        **dict.fromkeys(("big", "Big", "bigl", "bigr", "Bigl", "Bigr", "bigg", "Bigg", "biggl", "biggr"), ""),
-        **dict.fromkeys(("displaystyle", "textstyle", "scriptstyle", "limits", "nolimits", "rm", "bf"), ""),
-        **dict.fromkeys(("tiny", "small", "normalsize", "large", "Large", "LARGE", "huge", "Huge"), ""),
-        **dict.fromkeys(("quad", "qquad", "thinspace", "enspace", "hfill"), " "),
-    }
-)  # fmt: skip
+_RENAMED: Mapping[str, str] = {
+    name: other
+    for names, other in (
+        ("dfrac tfrac cfrac", r"\frac"), ("dbinom tbinom", r"\binom"), ("leq leqslant leqq", r"\le "),
+        ("geq geqslant geqq", r"\ge "), ("neq", r"\ne "), ("dots cdots dotsc dotsb vdots", r"\ldots "),
+        ("varnothing O", r"\emptyset "), ("simeq sim doteq", r"\approx "), ("times cdot ast", "*"), ("div", "/"),
+        ("lbrace", r"\{"), ("rbrace", r"\}"), ("lbrack", "["), ("rbrack", "]"), ("langle lgroup", "("),
+        ("rangle rgroup", ")"), ("lvert rvert vert", "|"), ("lt", "<"), ("gt", ">"), ("wedge", r"\land "),
+        ("vee", r"\lor "), ("lnot", r"\neg "), ("rightarrow longrightarrow implies", r"\to "), ("prime", "'"),
+        ("mid", r"\mid "), ("bar", r"\overline "), ("colon", ":"), ("infin", r"\infty "), ("degree", r"^\circ "),
+        ("backslash", r"\setminus "), ("tg", r"\tan "), ("ctg", r"\cot "), ("arctg", r"\arctan "),
+        ("left right middle big Big bigl bigr Bigl Bigr bigg Bigg biggl biggr displaystyle", ""),
+        ("textstyle scriptstyle limits nolimits rm bf tiny small normalsize large Large LARGE huge Huge", ""),
+        ("quad qquad thinspace enspace hfill", " "),
+    )
+    for name in names.split()
+}  # fmt: skip
 _COMMAND = re.compile(r"\\([A-Za-z]+)")
 _EMPTY_DELIMITER = re.compile(r"\\(?:left|right) ?\.")
 _SPACING = re.compile(r"\\[,;:! ]|~")
@@ -95,37 +70,10 @@ _STYLE = re.compile(
 )
 _ARROWED = re.compile(r"\\(?:vec|overrightarrow|overleftrightarrow) ?\{ ?([A-Za-z]{1,3}) ?\}|\\vec ([A-Za-z])")
 _SEGMENT = re.compile(r"\\overline ?\{ ?([A-Z]{2}) ?\}")
-_FUNCTION_NAMES = [
-    "arcsin",
-    "arccos",
-    "arctan",
-    "arccot",
-    "arcsec",
-    "arccsc",
-    "sinh",
-    "cosh",
-    "tanh",
-    "sin",
-    "cos",
-    "tan",
-    "cot",
-    "sec",
-    "csc",
-    "ln",
-    "log",
-    "lg",
-    "sqrt",
-    "exp",
-    "pi",
-    "max",
-    "min",
-    "gcd",
-    "lcm",
-    "abs",
-    "floor",
-    "ceil",
-    "infty",
-]
+_FUNCTION_NAMES = (
+    "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc", "sinh", "cosh", "tanh", "sin", "cos", "tan", "cot",
+    "sec", "csc", "ln", "log", "lg", "sqrt", "exp", "pi", "max", "min", "gcd", "lcm", "abs", "floor", "ceil", "infty",
+)  # fmt: skip
 _BARE_FUNCTION = re.compile(rf"(?<![A-Za-z\\])({'|'.join(_FUNCTION_NAMES)})(?![A-Za-z])")
 _INFINITY = re.compile(r"(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])")
 _RELATIONS = re.compile(r"<=|=<|=>|>=|!=|<>|==")

@@ -15,15 +15,12 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import lru_cache
 
-from rlcore.rewards.mathematics.exact_values import equal_values, free_symbols, is_infinite
-from rlcore.rewards.mathematics.formula import Node, mul, walk
+from rlcore.rewards.mathematics.exact_values import constant_free_key, equal_values, free_symbols, is_infinite
+from rlcore.rewards.mathematics.formula import Item, Named, Node, Relation, Value, mul, walk
 from rlcore.rewards.mathematics.numeric_values import UndefinedError, exact_rational
 from rlcore.rewards.mathematics.reading import read
-from rlcore.rewards.mathematics.residues import constant_free_key
 from rlcore.rewards.mathematics.spelling import canonical
-from rlcore.rewards.mathematics.structures import Item, Named, Relation, Value
-from rlcore.rewards.plain_numbers import parse_number
-from rlcore.rewards.units import parse_quantity
+from rlcore.rewards.units import parse_number, parse_quantity
 
 # Operations without effect: 1\cdot x, 1(x+1), x^1, x/1.
 _IN_VAIN = re.compile(
@@ -90,7 +87,6 @@ def _has_open_number(reference: Item, answer: Item) -> bool:
 
 
 def _leaves(item: object) -> Iterator[Node]:
-    """Yield the formulas of a list, a set or an interval."""
     if isinstance(item, Node):
         yield item
     elif isinstance(item, Value):
@@ -146,7 +142,6 @@ def _idle_in_sum(terms: Sequence[Node]) -> Iterator[str]:
 
 
 def _is_reducible(node: Node) -> bool:
-    """Return True if integers in numerator and denominator have a common factor."""
     sides = [1, 1]
     for factor, times in _powers(node):
         value = exact_rational(factor) if factor.kind == "number" else None
@@ -156,7 +151,6 @@ def _is_reducible(node: Node) -> bool:
 
 
 def _numbers_of(product: Node) -> int:
-    """Return the number of adjacent integers except -1 in a product."""
     return sum(
         factor.kind == "number" and Fraction(factor.value).denominator == 1 and abs(Fraction(factor.value)) > 1
         for factor in product.args
@@ -164,7 +158,6 @@ def _numbers_of(product: Node) -> int:
 
 
 def _cancels(terms: Sequence[Node]) -> bool:
-    """Return True if two terms of a sum are opposite."""
     plain = [term for term in terms if not _is_negative(term)]
     return any(
         term.args[1:] == (other,) or term.args[1:] == other.args
@@ -180,7 +173,6 @@ def _is_negative(term: Node) -> bool:
 
 @lru_cache(maxsize=256)
 def _is_asked_for(reference: Node, formula: Node) -> bool:
-    """Return True if a formula of the problem equals the reference and has another structure."""
     try:
         return _form(reference) != _form(formula) and equal_values(reference, formula)
     except UndefinedError:
@@ -238,7 +230,6 @@ def _fraction(node: Node) -> tuple[int, ...]:
 
 
 def _terms(node: Node) -> tuple[Node, ...]:
-    """Return the terms of a sum, with nested sums flattened."""
     if node.kind == "mul" and len(node.args) == 2 and _is_negative(node):
         return _terms(node.args[1])
     return tuple(term for each in node.args for term in _terms(each)) if node.kind == "add" else (node,)
@@ -276,7 +267,6 @@ def _factors(node: Node) -> Counter[tuple[int, bool]]:
 
 
 def _radicands(node: Node) -> frozenset[Fraction]:
-    """Return the numbers under roots."""
     roots = [part.args for part in walk(node) if part.kind == "pow"]
     values = [(exact_rational(base), exact_rational(exponent)) for base, exponent in roots]
     return frozenset(
@@ -285,7 +275,6 @@ def _radicands(node: Node) -> frozenset[Fraction]:
 
 
 def _roots_below(node: Node) -> int:
-    """Return the number of roots in denominators."""
     below = [part for part in walk(node) if part.kind == "pow" and (exact_rational(part.args[1]) or 0) < 0]
     return sum(bool(_radicands(each)) for each in below)
 

@@ -140,6 +140,6 @@ def token_meter(tokenizer: ChatTokenizer) -> TokenMeter:
         encode=partial(encode_all, tokenizer),
         prompt_lengths=counts(prompt_lengths),
         max_prompt_tokens=counts(max_prompt_tokens),
-        max_text_tokens=partial(max_text_tokens, tokenizer),
+        max_text_tokens=max_text_tokens,
         special_tokens=tuple(tokenizer.special_tokens),
     )

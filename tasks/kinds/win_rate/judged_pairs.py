@@ -22,8 +22,7 @@ from rlcore.config import WinRateConfig
 from rlcore.errors import DataError, RewardError
 from rlcore.models.architectures import positions_of
 from rlcore.models.runtime import Runtime
-from rlcore.rewards.pair_judge import BothOrders, PairJudge, judge_both_orders
-from rlcore.rewards.pairs import Pair
+from rlcore.rewards.pair_judge import BothOrders, Pair, PairJudge, judge_both_orders
 from rlcore.sampling.base import SamplingParams
 from rlcore.seeding import derive_seed, shuffled
 from rlcore.strict_config import build

@@ -16,8 +16,7 @@ from rlcore.evaluation.promotion import check_max
 from rlcore.evaluation.win_rate import Dependence, JudgeAudit, PairResults, WinRate, audit_judge, dependence, win_rate
 from rlcore.models.integrity import verify_model
 from rlcore.models.runtime import Runtime
-from rlcore.rewards.pair_judge import PairJudge, make_pair_judge
-from rlcore.rewards.pairs import Pair
+from rlcore.rewards.pair_judge import Pair, PairJudge, make_pair_judge
 from rlcore.rewards.reward_model import token_scorer
 from rlcore.tasks.drawing.levels import format_interval
 from rlcore.tasks.kinds.win_rate.judged_pairs import Answer, answer, human_pairs, judge_pairs, reasons_of

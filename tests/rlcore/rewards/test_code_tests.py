@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import gzip
 import importlib.util
 import json
-import random
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache
@@ -252,51 +250,3 @@ def test_all_of_humaneval_judges_its_solutions_and_stubs_right(
     record_property("sound", len(rows))
     assert len(rows) == 164
     assert_judged(reward, rows, make_rollout)
-
-
-@pytest.mark.slow
-def test_most_mutants_of_humaneval_fail(make_rollout: Any) -> None:
-    """Some mutants are equivalent, and HumanEval has few tests for some tasks: it catches most, not all."""
-    pairs = [(row, mutant) for row in humaneval() for mutant in mutants(json.loads(row["reference"])["solution"])]
-    require_bubblewrap()
-    with closing(CodeReward(CodeOptions(credit="share", timeout_seconds=2.0))) as reward:  # some never end
-        scores = values(reward, [row for row, _ in pairs], [mutant for _, mutant in pairs], make_rollout)
-    caught = sum(score == 0.0 for score in scores)
-    assert None not in scores
-    assert caught / len(pairs) > 0.8, f"{caught} of {len(pairs)} mutants fail"
-
-
-def test_mutants_differ_from_their_program() -> None:
-    made = list(mutants("def f(x):\n    if x < 3 and x:\n        return x + 1\n    return 0\n"))
-    assert len(made) == len(set(made)) == 3
-    assert "x >= 3" in made[0] or "x - 1" in made[0] or "or" in made[0] or "return 1" in made[0]
-
-
-SWAPS: dict[type, Any] = {
-    ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
-    ast.And: ast.Or, ast.Or: ast.And, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
-
-
-def mutants(code: str, count: int = 3) -> Iterator[str]:
-    """Up to ``count`` programs with one operator swapped or one number moved by one."""
-    places = [place for place, node in enumerate(ast.walk(ast.parse(code))) if mutate(node)]
-    for place in random.Random(code).sample(places, min(count, len(places))):
-        tree = ast.parse(code)
-        mutate(list(ast.walk(tree))[place])
-        yield ast.unparse(tree)
-
-
-def mutate(node: ast.AST) -> bool:
-    """Change a node in place; False where there is nothing to change."""
-    match node:
-        case ast.Compare(ops=[operator]) if type(operator) in SWAPS:
-            node.ops = [SWAPS[type(operator)]()]
-        case ast.BinOp(op=operator) | ast.BoolOp(op=operator) if type(operator) in SWAPS:
-            node.op = SWAPS[type(operator)]()
-        case ast.Constant(value=value) if type(value) is int:
-            node.value = value + 1
-        case _:
-            return False
-    return True

@@ -54,12 +54,6 @@ def test_outcomes_come_in_the_order_of_the_requests(pool: GraderPool) -> None:
     assert [outcome.value for outcome in pool.grade_all(requests)] == [i % 2 == 0 for i in range(12)]
 
 
-def test_no_requests_start_nothing() -> None:
-    pool = GraderPool("format", timeout_seconds=1.0, num_workers=1)
-    assert pool.grade_all([]) == []
-    assert pool._fork_server is None
-
-
 def test_each_failure_stays_with_its_request(pool: GraderPool) -> None:
     outcomes = pool.grade_all([same("x"), ENDLESS, BAD_PATTERN, same("y"), same("z")])
     assert [outcome.value for outcome in outcomes] == [True, None, None, True, True]

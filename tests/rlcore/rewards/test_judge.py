@@ -7,17 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from rlcore.config import RewardTerm, ShapeConfig
+from rlcore.config import RewardTerm
 from rlcore.errors import ConfigError
-from rlcore.models.scratch import make_model, make_tokenizer
 from rlcore.rewards import RewardResources, build_rewards
 from rlcore.rewards.judge import JudgeOptions, load_template, neutralize, parse_rating
 from rlcore.rewards.mix import term_statistics
@@ -42,39 +38,6 @@ def test_the_reward_is_the_mark_over_the_scale(
     asked = {name: state.bodies[0][name] for name in ("model", "temperature", "seed", "max_completion_tokens")}
     assert asked == {"model": "m", "temperature": 0, "seed": 3, "max_completion_tokens": 9}
     assert "planted-secret" not in repr(reward._endpoint)
-
-
-def test_a_model_that_generates_speaks_the_protocol(make_rollout: Callable[..., Rollout]) -> None:
-    """Untrained weights make noise, which is no mark: unscored. With the form forced on them, they give marks."""
-    shape = ShapeConfig(
-        hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=32, max_positions=2_048
-    )
-    tokenizer = make_tokenizer(max_positions=2_048)
-    model = make_model(shape, tokenizer, seed=0).eval()
-    digits = tokenizer.convert_tokens_to_ids(list("0123456789"))
-
-    def generate(body: Mapping[str, Any], allowed: list[int] | None) -> str:
-        ids = tokenizer.apply_chat_template(body["messages"], add_generation_prompt=True, return_tensors="pt")[
-            "input_ids"
-        ]
-        with torch.inference_mode():
-            limit = (lambda *_: allowed) if allowed else None
-            new = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=1 if allowed else body["max_completion_tokens"],
-                prefix_allowed_tokens_fn=limit,
-                pad_token_id=tokenizer.pad_token_id,
-            )
-        return str(tokenizer.decode(new[0, ids.shape[1] :], skip_special_tokens=True))
-
-    rollouts = [make_rollout("It is 7."), make_rollout("No.")]
-    with serving(lambda body: generate(body, None)) as (_, url):
-        assert [score.value for score in make_judge(url, max_tokens=8)(rollouts)] == [None, None]
-    with serving(lambda body: f"<rating {nonce_of(body)}>{generate(body, digits)}</rating>") as (_, url):
-        values = [score.value for score in make_judge(url, scale=9.0)(rollouts)]
-    assert all(value is not None and (value * 9).is_integer() for value in values)
 
 
 def test_a_completion_too_long_to_be_sent_is_worth_nothing(
@@ -302,13 +265,12 @@ def test_a_server_that_asks_for_time_is_given_it(
     state, url = judged
     waits = list[float]()
     monkeypatch.setattr(time, "sleep", waits.append)
-    past = "Wed, 21 Oct 2015 07:28:00"
-    said = ["7", format_datetime(datetime.now(UTC) + timedelta(seconds=250)), "soon", past, "999999", "-1"]
+    said = ["7", "soon", "Wed, 21 Oct 2015 07:28:00 GMT", "999999", "-1"]
     for number, state.retry_after in enumerate(said):
         state.faults = ["429"]
         assert make_judge(url, retries=1)([make_rollout("x" * number)])[0].value == number / 10
-    bounds = [(7, 8), (50, 251), (0, 1), (0, 1), (300, 301), (0, 1)]
-    assert [low <= wait <= high for wait, (low, high) in zip(waits, bounds, strict=True)] == [True] * 6
+    bounds = [(7, 8), (0, 1), (0, 1), (300, 301), (0, 1)]
+    assert [low <= wait <= high for wait, (low, high) in zip(waits, bounds, strict=True)] == [True] * 5
 
 
 def test_requests_one_after_another_share_a_connection(

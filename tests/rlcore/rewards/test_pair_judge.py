@@ -20,6 +20,7 @@ from rlcore.errors import ConfigError, RewardError
 from rlcore.rewards.pair_judge import (
     EndpointPairJudge,
     FunctionPairJudge,
+    Pair,
     PairJudgeOptions,
     RewardModelPairJudge,
     judge_both_orders,
@@ -27,7 +28,6 @@ from rlcore.rewards.pair_judge import (
     parse_verdict,
     verdict_regex,
 )
-from rlcore.rewards.pairs import Pair
 from rlcore.types import Message
 from tests.judge_server import Server, serving
 from tests.waiting import LONG, given_time

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-import random
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -16,14 +14,20 @@ import pytest
 import reasoning_gym
 from reasoning_gym.factory import DATASETS
 
-from rlcore.config import RewardTerm
-from rlcore.data_contracts.adapters.procedural import generate_prompts
-from rlcore.rewards import RewardResources, build_rewards
 from rlcore.rewards.procedural import ProceduralOptions, ProceduralReward
 from rlcore.rewards.procedural_scorer import EVALUATED_ANSWERS, EVALUATED_FIELDS, grade
 from rlcore.types import CORRECT_FROM, Rollout
 
-TASKS = ("chain_sum", "basic_arithmetic", "gcd", "leg_counting", "letter_counting", "gsm_symbolic", "spell_backward")
+TASKS = (
+    "chain_sum",
+    "basic_arithmetic",
+    "gcd",
+    "leg_counting",
+    "letter_counting",
+    "gsm_symbolic",
+    "spell_backward",
+    "countdown",
+)
 
 
 @pytest.fixture(scope="module")
@@ -197,8 +201,6 @@ def test_an_answer_that_hangs_its_scorer_is_wrong_and_a_row_that_breaks_it_is_un
     assert "KeyError" in raises.error
 
 
-PRESETS = Path(__file__).parents[3] / "flows" / "presets"
-
 NOT_MADE = {"codeio", "composite"}  # one runs programs, the other needs a configuration
 
 NUM_PROBLEMS = 1
@@ -321,26 +323,3 @@ def test_an_answer_that_holds_the_right_one_earns_no_part_of_it(paid: Paid) -> N
     for dataset, both in (("ransom_note", "True False"), ("isomorphic_strings", "True False"), ("syllogism", "Yes No")):
         truths = [{**each, "answer": answer} for each in problems(dataset) for answer in both.split()]
         assert [paid(dataset, each, [both, each["answer"]]) for each in truths] == [[0.0, 1.0]] * len(truths)
-
-
-def test_the_countdown_of_the_committed_preset_pays_its_answers_and_nothing_that_only_looks_like_them(
-    make_rollout: Callable[..., Rollout],
-) -> None:
-    preset = tomllib.loads((PRESETS / "countdown_3b.toml").read_text("utf-8"))
-    options = dict(preset["data"]["prompts"]["options"])
-    tasks = options.pop("tasks")
-    rows = generate_prompts(random.Random(3), num_train=16, num_eval=4, tasks=tasks, settings=options)
-    terms = [RewardTerm(**term) for term in preset["stages"]["grpo"]["rewards"]]
-    rollouts = []
-    for row in rows:
-        entry = json.loads(row["reference"])["entry"]
-        target, numbers = entry["metadata"]["target"], "+".join(map(str, entry["metadata"]["numbers"]))
-        answers = (entry["answer"], f"0e0*({numbers})+{target}e0", f"{target}+0*({numbers})", numbers)
-        texts = [f"<think>x</think><answer>{answer}</answer>" for answer in answers]
-        rollouts += [make_rollout(text, row["reference"]) for text in texts]
-    with build_rewards(terms, resources=RewardResources()) as reward:
-        paid = [score.terms["procedural"] for score in reward(rollouts)]
-    sums = [json.loads(row["reference"])["entry"]["metadata"] for row in rows]
-    assert paid[0::4] == [1.0] * len(rows)
-    assert paid[1::4] == paid[2::4] == [0.0] * len(rows)
-    assert paid[3::4] == [float(sum(one["numbers"]) == one["target"]) for one in sums]

@@ -16,7 +16,7 @@ import pytest
 from rlcore.errors import SandboxError
 from rlcore.sandbox.base import ResourceLimits, RunResult, RunStatus
 from rlcore.sandbox.image import box_image
-from rlcore.sandbox.seccomp import allow_list
+from rlcore.sandbox.isolation import allow_list
 from rlcore.sandbox.selftest import self_test
 
 

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from rlcore.sandbox import pool as pools
 from rlcore.sandbox.base import DEFAULT_LIMITS, ResourceLimits, RunStatus, Sandbox
 from rlcore.sandbox.pool import Job, SandboxPool
 from tests.rlcore.sandbox.conftest import require_bubblewrap
-from tests.rlcore.sandbox.test_attacks import supervisors
+from tests.rlcore.sandbox.test_attacks import check, children, supervisors
 from tests.waiting import LONG, until, until_ended
 
 SHORT = ResourceLimits(wall_seconds=1.0)
@@ -71,14 +70,13 @@ def test_an_input_that_is_larger_than_a_pipe_arrives_whole(sandbox: SandboxPool,
 def test_what_one_test_did_not_read_is_not_the_input_of_the_next(sandbox: SandboxPool) -> None:
     long, tests = "x" * 200_000, [{"input": "7\n", "output": "7\n"}]
     reference = {"style": "stdin", "tests": [{"input": f"{n}\n{long}", "output": f"{n}\n"} for n in range(3)] + tests}
-    job = Job(reference=json.dumps(reference), code="print(input())")
-    assert [one.status for one in sandbox.check(job)] == [RunStatus.PASS] * 4
+    assert check(sandbox, reference, "print(input())") == [RunStatus.PASS] * 4
 
 
 def test_a_function_that_is_defined_before_the_program_ends_itself_is_there(sandbox: SandboxPool) -> None:
     code = "import sys\ndef f(x): return x\nif __name__ == '__main__':\n    sys.exit(0)"
     reference = {"style": "call", "entry_point": "f", "tests": [{"args": [1], "output": 1}]}
-    assert [one.status for one in sandbox.check(Job(reference=json.dumps(reference), code=code))] == [RunStatus.PASS]
+    assert check(sandbox, reference, code) == [RunStatus.PASS]
 
 
 def test_half_a_surrogate_pair_comes_back_as_its_escape(sandbox: SandboxPool) -> None:
@@ -111,16 +109,14 @@ def test_an_exception_is_named_with_its_line(sandbox: Sandbox) -> None:
 def test_the_tests_of_a_program_are_judged_one_by_one(sandbox: SandboxPool) -> None:
     code = "def f(x):\n    if x == 1: raise KeyError(x)\n    while x == 2: pass\n    return {3: print}.get(x, x)"
     tests = [{"args": [x], "output": x} for x in range(4)] + [{"args": [4], "output": 5}]
-    job = Job(reference=json.dumps({"style": "call", "entry_point": "f", "tests": tests}), code=code, limits=BRIEF)
     verdicts = [RunStatus.PASS, RunStatus.ERROR, RunStatus.TIMEOUT, RunStatus.PROTOCOL, RunStatus.FAIL]
-    assert [one.status for one in sandbox.check(job)] == verdicts
+    assert check(sandbox, {"style": "call", "entry_point": "f", "tests": tests}, code, BRIEF) == verdicts
 
 
 def test_a_program_that_breaks_three_boxes_gets_no_fourth(sandbox: SandboxPool) -> None:
     tests = [{"args": [x], "output": x} for x in range(6)]
     code = "import os\ndef f(x): return x if x == 5 else os._exit(1)"
-    job = Job(reference=json.dumps({"style": "call", "entry_point": "f", "tests": tests}), code=code)
-    assert [one.status for one in sandbox.check(job)] == [RunStatus.DIED] * 6
+    assert check(sandbox, {"style": "call", "entry_point": "f", "tests": tests}, code) == [RunStatus.DIED] * 6
 
 
 def test_a_program_that_answers_before_it_is_asked_has_broken_the_protocol(sandbox: SandboxPool) -> None:
@@ -129,9 +125,8 @@ def test_a_program_that_answers_before_it_is_asked_has_broken_the_protocol(sandb
         "def f(): os.write(31, frame * 2) if not seen else 0; seen.append(1); return 9\nseen = []"
     )
     reference = {"style": "call", "entry_point": "f", "tests": [{"args": [], "output": 9}] * 2}
-    verdicts = [one.status for one in sandbox.check(Job(reference=json.dumps(reference), code=code))]
     # One write of two answers: the second lies there, unasked, when the second test is due.
-    assert verdicts == [RunStatus.PASS, RunStatus.PROTOCOL]
+    assert check(sandbox, reference, code) == [RunStatus.PASS, RunStatus.PROTOCOL]
 
 
 def test_assertions_see_the_exceptions_and_the_types_of_the_program(sandbox: SandboxPool) -> None:
@@ -145,29 +140,31 @@ def test_assertions_see_the_exceptions_and_the_types_of_the_program(sandbox: San
     reference = {"style": "assert", "entry_point": "f", "prelude": "def helper(x): return x", "tests": tests}
     # The program's own helper is not the one that the tests use.
     code = "def helper(x): return 7\ndef f(x):\n    1 // x\n    return (x, {2}, {'a': None}, b'x')"
-    verdicts = [one.status for one in sandbox.check(Job(reference=json.dumps(reference), code=code))]
-    assert verdicts == [RunStatus.PASS, RunStatus.PASS, RunStatus.PASS, RunStatus.FAIL, RunStatus.ERROR]
+    assert check(sandbox, reference, code) == [RunStatus.PASS] * 3 + [RunStatus.FAIL, RunStatus.ERROR]
+
+
+ONE = {"style": "assert", "entry_point": "f"}
+ALWAYS_ONE = "def f(x): return 1"
 
 
 @pytest.mark.parametrize(
-    "change", [{"prelude": "1 / 0"}, {"tests": ["assert f(print)"]}, {"tests": ["import os\nos._exit(0)"]}]
-)
-def test_tests_that_break_by_themselves_are_no_verdict_on_the_program(
-    sandbox: SandboxPool, change: dict[str, object]
-) -> None:
-    reference = {"style": "assert", "entry_point": "f", "tests": ["assert f(1)"]} | change
-    code = "def f(x): return 1"
-    if "prelude" in change:  # the program is given the prelude too, and fails with it
-        code = ""
-        assert sandbox.check(Job(reference=json.dumps(reference), code=code))[0].status is RunStatus.ERROR
-        return
-    assert sandbox.check(Job(reference=json.dumps(reference), code=code))[0].status is RunStatus.INFRA
+    "test",
+    [
+        "assert f(print)", "import os\nos._exit(0)", "assert f(set(range(5_000)))", "assert f('x' * 2_000_000)",
+        "f(0)\nf(lambda: 1)",
+    ],
+)  # fmt: skip
+def test_tests_that_break_by_themselves_are_no_verdict_on_the_program(sandbox: SandboxPool, test: str) -> None:
+    assert check(sandbox, ONE | {"tests": [test]}, ALWAYS_ONE) == [RunStatus.INFRA]
+
+
+def test_a_program_fails_with_its_prelude(sandbox: SandboxPool) -> None:
+    assert check(sandbox, ONE | {"tests": ["assert f(1)"], "prelude": "1 / 0"}, ALWAYS_ONE) == [RunStatus.ERROR]
 
 
 def test_data_that_breaks_the_tests_is_an_error_of_the_program(sandbox: SandboxPool) -> None:
-    reference = {"style": "assert", "entry_point": "f", "tests": ["assert sum(range(f(1))) == 0"]}
-    job = Job(reference=json.dumps(reference), code="def f(x): return 10 ** 12", limits=SHORT)
-    assert sandbox.check(job)[0].status is RunStatus.TIMEOUT
+    reference = ONE | {"tests": ["assert sum(range(f(1))) == 0"]}
+    assert check(sandbox, reference, "def f(x): return 10 ** 12", SHORT) == [RunStatus.TIMEOUT]
 
 
 GROWS = "def f(x): return 'x' * 1_000_000"
@@ -189,21 +186,12 @@ def test_a_result_larger_than_tests_can_pass_on_is_an_error_of_the_program(
     sandbox: SandboxPool, code: str, test: str
 ) -> None:
     for tests in ([test], ["assert f(0) is not None", test]):
-        reference = {"style": "assert", "entry_point": "f", "tests": tests}
-        assert sandbox.check(Job(reference=json.dumps(reference), code=code))[-1].status is RunStatus.PROTOCOL
-
-
-@pytest.mark.parametrize("test", ["assert f(set(range(5_000)))", "assert f('x' * 2_000_000)", "f(0)\nf(lambda: 1)"])
-def test_what_tests_cannot_pass_on_by_themselves_is_no_verdict_on_the_program(sandbox: SandboxPool, test: str) -> None:
-    reference = {"style": "assert", "entry_point": "f", "tests": [test]}
-    (outcome,) = sandbox.check(Job(reference=json.dumps(reference), code="def f(x): return 1"))
-    assert outcome.status is RunStatus.INFRA
+        assert check(sandbox, ONE | {"tests": tests}, code)[-1] is RunStatus.PROTOCOL
 
 
 def test_much_output_over_many_tests_is_no_failure_of_ours(sandbox: SandboxPool) -> None:
     tests = [{"input": "", "output": "1\n"}] * 300  # 75 MB, more than a message to the caller may hold
-    job = Job(reference=json.dumps({"style": "stdin", "tests": tests}), code="print('x' * 250_000)")
-    assert {one.status for one in sandbox.check(job)} == {RunStatus.FAIL}
+    assert set(check(sandbox, {"style": "stdin", "tests": tests}, "print('x' * 250_000)")) == {RunStatus.FAIL}
 
 
 SLOW_TO_READ = """
@@ -238,20 +226,6 @@ def test_many_at_a_time_keep_their_order(sandbox: SandboxPool) -> None:
     jobs = [Job(reference=reference, code=f"def f(): return {number % 5}") for number in range(20)]
     passed = [one.status is RunStatus.PASS for (one,) in sandbox.check_all(jobs)]
     assert passed == [number % 5 == 3 for number in range(20)]
-
-
-def test_threads_share_the_sandbox(sandbox: SandboxPool) -> None:
-    said: dict[int, str] = {}
-
-    def run(number: int) -> None:
-        said[number] = sandbox.run(f"print({number})").stdout
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert said == {number: f"{number}\n" for number in range(6)}
 
 
 def test_a_supervisor_that_is_killed_is_our_failure_and_is_replaced() -> None:
@@ -293,8 +267,6 @@ def test_boxes_end_when_their_caller_is_killed() -> None:
 
 
 def boxes_below(pid: int) -> list[int]:
-    from tests.rlcore.sandbox.test_attacks import children
-
     return [inner for child in children(pid) for inner in (child, *boxes_below(child))]
 
 

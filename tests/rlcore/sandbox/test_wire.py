@@ -194,48 +194,19 @@ def test_answers_that_can_be_guessed_by_their_order_are_few_and_short() -> None:
 @pytest.mark.parametrize(
     ("expected", "printed", "same"),
     [
-        ("1 2\n", "1 2", True),
-        ("1 2", "1 2  \n\n", True),
-        ("a\nb", "a \nb\n", True),
-        ("1", "1\n2", False),
-        ("1 2", "1  2", True),
-        ("1 2", " 1 2", True),
-        ("a\tb", "a b", False),
-        ("  *\n ***", "*\n***", False),
-        (" 1", "1", False),
-        ("1 2", "1\n2", False),
-        ("1\n2", "1\n\n2", False),
-        ("", "\n", True),
-        ("", "0", False),
-        ("1", "1.0", True),
-        ("1", "1.0000001", False),
-        ("1", "0.9999999", False),
-        ("1e3", "1000", True),
-        ("1000", "1E+3", True),
-        ("9007199254740993", "9007199254740992.0", False),
-        ("0.0", "-0.0", True),
-        ("0", "-0", True),
-        ("0.5", "1/2", False),
-        ("0.5", ".5", True),
-        ("0.333333", "0.3333333333333333", True),
-        ("0.3333333333", "0.333", False),
-        ("2500000.0", "2500001.0", True),  # 4e-7 of it
-        ("2500000.0", "2500010.0", False),
-        ("0.001", "0.0010000001", True),
-        ("007", "7", False),
-        ("0101", "101", False),
-        ("+7", "7", False),
-        ("7", "\u0667", False),
-        ("1e400", "1e401", False),
-        ("1e99999", "1e99999", True),
-        ("nan", "nan", True),
-        ("inf", "1e999", False),
-        ("x = 0.1000000000", "x = 0.1", True),
-        ("YES", "Yes", False),
-        ("1" * 5_000, "1" * 5_000, True),
-        ("1" * 5_000, "1" * 4_999 + "2", False),
+        ("1 2\n", "1 2", True), ("1 2", "1 2  \n\n", True), ("a\nb", "a \nb\n", True), ("1", "1\n2", False),
+        ("1 2", "1  2", True), ("1 2", " 1 2", True), ("a\tb", "a b", False), ("  *\n ***", "*\n***", False),
+        (" 1", "1", False), ("1 2", "1\n2", False), ("1\n2", "1\n\n2", False), ("", "\n", True), ("", "0", False),
+        ("1", "1.0", True), ("1", "1.0000001", False), ("1", "0.9999999", False), ("1e3", "1000", True),
+        ("1000", "1E+3", True), ("9007199254740993", "9007199254740992.0", False), ("0.0", "-0.0", True),
+        ("0", "-0", True), ("0.5", "1/2", False), ("0.5", ".5", True), ("0.333333", "0.3333333333333333", True),
+        ("0.3333333333", "0.333", False), ("2500000.0", "2500001.0", True), ("2500000.0", "2500010.0", False),
+        ("0.001", "0.0010000001", True), ("007", "7", False), ("0101", "101", False), ("+7", "7", False),
+        ("7", "\u0667", False), ("1e400", "1e401", False), ("1e99999", "1e99999", True), ("nan", "nan", True),
+        ("inf", "1e999", False), ("x = 0.1000000000", "x = 0.1", True), ("YES", "Yes", False),
+        ("1" * 5_000, "1" * 5_000, True), ("1" * 5_000, "1" * 4_999 + "2", False),
     ],
-)
+)  # fmt: skip
 def test_outputs_are_equal_in_their_words_and_in_the_value_of_their_numbers(
     expected: str, printed: str, same: bool
 ) -> None:
@@ -369,23 +340,26 @@ def test_each_row_of_the_page_has_a_program_and_each_program_a_row() -> None:
     assert len(told) == len(documented())
 
 
-@pytest.mark.parametrize(("words", "code"), [(words, code) for words, codes in FUNCTIONS.items() for code in codes])
-def test_a_function_is_judged_as_the_page_says(sandbox: SandboxPool, words: str, code: str) -> None:
-    reference = {"style": "call", "entry_point": "f", "tests": [{"args": [1], "output": 1}]}
-    (outcome,) = sandbox.check(Job(reference=json.dumps(reference), code=code, limits=PATIENT))
+JUDGED = {
+    "function": (FUNCTIONS, {"style": "call", "entry_point": "f", "tests": [{"args": [1], "output": 1}]}),
+    "function of lists": (
+        LISTS,
+        {"style": "call", "entry_point": "f", "tests": [{"args": [[3, 4]], "output": [3, 4]}]},
+    ),
+    "script": (SCRIPTS, {"style": "stdin", "tests": [{"input": "1\n", "output": "1\n"}]}),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words", "code"),
+    [
+        (kind, words, code)
+        for kind, (programs, _) in JUDGED.items()
+        for words, codes in programs.items()
+        for code in codes
+    ],
+)
+def test_a_program_is_judged_as_the_page_says(sandbox: SandboxPool, kind: str, words: str, code: str) -> None:
+    (outcome,) = sandbox.check(Job(reference=json.dumps(JUDGED[kind][1]), code=code, limits=PATIENT))
     assert (outcome.status is RunStatus.PASS) is decided(words), outcome
     assert outcome.status is not RunStatus.INFRA
-
-
-@pytest.mark.parametrize(("words", "code"), [(words, code) for words, codes in LISTS.items() for code in codes])
-def test_a_function_of_lists_is_judged_as_the_page_says(sandbox: SandboxPool, words: str, code: str) -> None:
-    reference = {"style": "call", "entry_point": "f", "tests": [{"args": [[3, 4]], "output": [3, 4]}]}
-    (outcome,) = sandbox.check(Job(reference=json.dumps(reference), code=code, limits=PATIENT))
-    assert (outcome.status is RunStatus.PASS) is decided(words), outcome
-
-
-@pytest.mark.parametrize(("words", "code"), [(words, code) for words, codes in SCRIPTS.items() for code in codes])
-def test_a_script_is_judged_as_the_page_says(sandbox: SandboxPool, words: str, code: str) -> None:
-    reference = {"style": "stdin", "tests": [{"input": "1\n", "output": "1\n"}]}
-    (outcome,) = sandbox.check(Job(reference=json.dumps(reference), code=code, limits=PATIENT))
-    assert (outcome.status is RunStatus.PASS) is decided(words), outcome

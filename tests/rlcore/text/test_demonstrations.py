@@ -12,13 +12,7 @@ from tokenizers import processors
 
 from rlcore.errors import ModelError
 from rlcore.models.scratch import CHAT_TEMPLATE, make_tokenizer
-from rlcore.text.demonstrations import (
-    Demonstration,
-    assistant_spans,
-    block_spans,
-    has_generation_block,
-    render_conversation,
-)
+from rlcore.text.demonstrations import Demonstration, render_conversation
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
 from tests.chat_shapes import SHAPES, library_ids, load_tokenizer
@@ -103,17 +97,9 @@ words = st.text(st.characters(exclude_categories=["Cs", "Co"]), min_size=1, max_
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(said=st.lists(words, min_size=1, max_size=7).filter(lambda said: len(said) % 2 == 1), answer=words)
-def test_generation_block_equals_rendering_by_turn(
-    plain: ChatTokenizer, blocked: ChatTokenizer, said: list[str], answer: str
-) -> None:
-    messages = conversation(*said)
-    prompt_ids = blocked.render_prompt(messages)
-    assert has_generation_block(blocked)
-    assert not has_generation_block(plain)
-    assert block_spans(blocked, messages, answer, prompt_ids) == assistant_spans(blocked, messages, prompt_ids)
-    assert render_conversation(blocked, messages, answer) == render_conversation(plain, messages, answer)
+def test_any_texts_of_the_assistant_count_alone(plain: ChatTokenizer, said: list[str], answer: str) -> None:
     spoken = [f"{text}<|im_end|>" for text in [*said[1::2], answer]]
-    assert trained_texts(plain, render_conversation(plain, messages, answer)) == spoken
+    assert trained_texts(plain, render_conversation(plain, conversation(*said), answer)) == spoken
 
 
 def test_injected_system_prompt_is_masked(tmp_path: Path) -> None:
@@ -149,12 +135,10 @@ def test_bos_is_not_doubled(tmp_path: Path) -> None:
 # A thought is prefilled: left out of the history as DeepSeek-R1 does, or kept where the words carry it.
 PREFILL = "<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
 THINKING = CHAT_TEMPLATE.replace("<|im_start|>assistant\\n' }}{% endif %}", PREFILL)
-THINKING_BLOCK = BLOCK.replace("<|im_start|>assistant\\n' }}{% endif %}", PREFILL)
 
 
-@pytest.mark.parametrize("template", [THINKING, THINKING_BLOCK])
-def test_prefilled_thought_is_masked_in_every_turn(tmp_path: Path, template: str) -> None:
-    tokenizer = load(tmp_path, template)
+def test_prefilled_thought_is_masked_in_every_turn(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, THINKING)
     shown = render_conversation(
         tokenizer, conversation("1+1", "<think>\nEasy.</think>2", "+1"), "<think>\nHm.</think>3"
     )
@@ -162,17 +146,11 @@ def test_prefilled_thought_is_masked_in_every_turn(tmp_path: Path, template: str
     assert all_text(tokenizer, shown).count("<think>\n") == 2
 
 
-def test_turn_without_prefill_needs_generation_block(tmp_path: Path) -> None:
-    messages, answer = conversation("1+1", "2", "+1"), "<think>\nHm.</think>3"
+def test_turn_that_differs_from_a_sampled_one_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="differently from a sampled one") as caught:
-        render_conversation(load(tmp_path / "plain", THINKING), messages, answer)
-    assert "generation" in caught.value.fix
-    assert str(tmp_path / "plain") in caught.value.where
-
-    tokenizer = load(tmp_path / "blocked", THINKING_BLOCK)
-    shown = render_conversation(tokenizer, messages, answer)
-    assert trained_texts(tokenizer, shown) == ["2<|im_end|>", "Hm.</think>3<|im_end|>"]
-    assert all_text(tokenizer, shown).endswith("assistant\n<think>\nHm.</think>3<|im_end|>")
+        render_conversation(load(tmp_path, THINKING), conversation("1+1", "2", "+1"), "<think>\nHm.</think>3")
+    assert "one assistant turn" in caught.value.fix
+    assert str(tmp_path) in caught.value.where
 
 
 EMPTY = "<think>\n\n</think>\n\n"
@@ -204,25 +182,6 @@ def test_sentencepiece_turns_equal_whole_conversation(kind: str, name: str, tmp_
     assert ids == library_ids(tokenizer, turns, is_prompt=False)[: len(ids)]
     end = tokenizer.turn.end.strip()
     assert ["".join(text.split()) for text in trained_texts(tokenizer, shown)] == [f"Itis42.{end}", f"84{end}"]
-
-
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        # the EOS left out of the block, the line end after it taken in, the header taken in, the user's words taken in
-        (("+ '<|im_end|>' }}{% endgeneration %}", "}}{% endgeneration %}{{ '<|im_end|>' }}"), "marks '2', but"),
-        (("<|im_end|>' }}{% endgeneration %}", "<|im_end|>\\n' }}{% endgeneration %}"), r"marks '2<\|im_end\|>\\n'"),
-        (("{% generation %}{{ message['content']", "{{ message['content'] }}{% generation %}{{ ''"), "is '2<"),
-        (("message['role'] == 'assistant'", "true"), "mark 4 turns, but the assistant has 2"),
-        (("message['role'] == 'assistant'", "message['role'] == 'assistant' and loop.last"), "mark 1 turns"),
-    ],
-)
-def test_wrong_generation_block_is_refused(tmp_path: Path, change: tuple[str, str], complaint: str) -> None:
-    assert change[0] in BLOCK
-    tokenizer = load(tmp_path, BLOCK.replace(*change))
-    with pytest.raises(ModelError, match=complaint) as caught:
-        render_conversation(tokenizer, conversation("1+1", "2", "+1"), "3")
-    assert "endgeneration" in caught.value.fix
 
 
 def test_mask_of_wrong_length_is_refused(plain: ChatTokenizer) -> None:

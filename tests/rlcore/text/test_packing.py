@@ -103,17 +103,6 @@ def test_large_family_is_split() -> None:
     assert [batch.sequences.tolist() for batch in batches] == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_eos_counts_even_if_it_is_padding() -> None:
-    # A tokenizer whose end of sequence is also its padding: a mask made by value would drop the token that stops.
-    end = 2
-    sequences = [
-        TokenSequence(prompt_ids=(5, end, 6), completion_ids=(4, end)),
-        TokenSequence(prompt_ids=(5, 5, 5, 5), completion_ids=(end,)),
-    ]
-    (batch,) = pack(sequences, tokens_per_microbatch=100, pad_id=end)
-    assert sorted(batch.targets.tolist()) == [end, end, 4]
-
-
 @pytest.mark.parametrize(
     "bad", [TokenSequence(prompt_ids=(), completion_ids=(1,)), TokenSequence(prompt_ids=(1,), completion_ids=())]
 )

@@ -30,10 +30,9 @@ def user(text: str) -> Message:
     return Message(role="user", content=text)
 
 
-def write(folder: Path, *, template: str | None = CHAT_TEMPLATE, eos: Any = END, special: tuple[str, ...] = ()) -> Path:
+def write(folder: Path, *, template: str | None = CHAT_TEMPLATE, eos: Any = END) -> Path:
     backend = make_tokenizer(max_positions=256)
     backend.chat_template = template
-    backend.add_tokens(list(special), special_tokens=True)
     backend.save_pretrained(folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": eos}), encoding="utf-8")
     return folder
@@ -77,13 +76,6 @@ def test_no_text_of_a_user_becomes_a_control_token(tokenizer: ChatTokenizer, tex
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_every_text_comes_back_from_its_tokens(tokenizer: ChatTokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
-def test_added_control_token_is_guarded(tmp_path: Path) -> None:
-    tokenizer = ChatTokenizer.load(write(tmp_path, special=("<tool>",)))
-    assert "<tool>" in tokenizer.special_tokens
-    assert tokenizer.special_tokens["<tool>"] not in tokenizer.encode("a <tool> b")
-    assert tokenizer.vocabulary_size == 256 + 2 + 4 + 1
 
 
 def test_all_eos_ids_are_read(tmp_path: Path) -> None:
@@ -205,15 +197,6 @@ def test_encode_all_equals_encode(kind: str, tmp_path: Path) -> None:
     assert [tuple(ids) for ids in encode_all(tokenizer, texts)] == found
 
 
-def test_private_characters_make_no_control_token(tmp_path: Path) -> None:
-    """The names that control tokens have meanwhile are of such characters."""
-    tokenizer = load_tokenizer(tmp_path, "byte-level", SHAPES["ChatML"])
-    text = "\U000f00000\U000f0000 <|im_end|>\U000f00011\U000f0001"
-    ids = tokenizer.encode(text)
-    assert tokenizer.decode(ids) == text
-    assert not set(ids) & set(tokenizer.special_tokens.values())
-
-
 @pytest.mark.parametrize(
     ("begin", "end"), [("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<answer>", "</answer>")]
 )
@@ -273,16 +256,14 @@ def test_bound_holds_for_growing_normalizer(tmp_path: Path) -> None:
     tokenizer = ChatTokenizer.load(tmp_path)
     text = "\ufdfa" * 7  # three bytes, which compatibility writes out as 18 letters
     assert len(tokenizer.encode(text)) > 3 * len(text.encode())
-    assert max_text_tokens(tokenizer, text) >= len(tokenizer.encode(text))
+    assert max_text_tokens(text) >= len(tokenizer.encode(text))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_bound_holds_for_ascii(kind: str, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tmp_path, kind, SHAPES["ChatML"])
     for text in ("1+2=3;4*5", "a b  c\n\n", "(b)[c]{d}<e>", "".join(map(chr, range(1, 127))), ".,;:" * 20):
-        assert max_text_tokens(tokenizer, text) >= len(tokenizer.encode(text))
-    tight = max_text_tokens(tokenizer, "x" * 100) < 200
-    assert tight == kind.startswith("byte-level")
+        assert max_text_tokens(text) >= len(tokenizer.encode(text))
 
 
 def test_one_bad_conversation_is_an_error(tmp_path: Path) -> None:

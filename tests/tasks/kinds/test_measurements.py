@@ -21,7 +21,7 @@ from rlcore.evaluation.paired_tests import paired_difference
 from rlcore.evaluation.promotion import PairedMetric, PromotionRule, decide
 from rlcore.extras import install_command
 from rlcore.flows.presets import open_preset
-from rlcore.rewards.pairs import Judgement, Pair
+from rlcore.rewards.pair_judge import Judgement, Pair
 from rlcore.sampling.rejection import Candidate
 from rlcore.tasks.kinds.benchmark import kind
 from rlcore.tasks.kinds.benchmark import step as benchmark

@@ -47,7 +47,10 @@ def math(**more: str) -> str:
 ERRORS = [
     ("stages.grpo.rewards.0.kind=mth", "stages.grpo.rewards.0.kind: unknown reward 'mth'; did you mean 'math'?"),
     (math(options="{last=true}"), "stages.grpo.rewards.0.options.last: unknown key; known: last_number"),
-    (math(options="{partial='much'}"), "stages.grpo.rewards.0.options.partial = 'much': must be a float"),
+    (
+        math(options="{last_number='much'}"),
+        "stages.grpo.rewards.0.options.last_number = 'much': must be a boolean",
+    ),
     ("stages.grpo.rewards=[{kind='math'},{kind='math'}]", "stages.grpo.rewards: the reward 'math' is named twice"),
     ("stages.grpo.rewards.0.kind=no_such:f", "stages.grpo.rewards.0.kind: cannot import the function 'no_such:f'"),
     ("stages.grpo.rewards=[{kind='own_reward:long'}]", "stages.grpo.rewards.0.kind: cannot import the function"),

@@ -22,9 +22,9 @@ from rlcore.errors import CanaryError, RewardError
 from rlcore.rewards.base import RewardFn, failed_score, scored
 from rlcore.rewards.format import FormatOptions, FormatReward
 from rlcore.rewards.judge import JudgeOptions, JudgeReward
-from rlcore.rewards.length import LengthOptions, LengthReward
 from rlcore.rewards.math_answer import MathReward
 from rlcore.rewards.mix import WeightedReward, WeightedTerm
+from rlcore.rewards.penalties import LengthOptions, LengthReward
 from rlcore.rewards.procedural import ProceduralReward
 from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward, TokenItems
 from rlcore.rewards.user_function import FunctionReward

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.rewards.mathematics.exact_values import equal_values
+from rlcore.rewards.mathematics.exact_values import constant_free_key, equal_values
 from rlcore.rewards.mathematics.formula import Node, add, mul, number, power
 from rlcore.rewards.mathematics.numeric_values import UndefinedError
 from rlcore.rewards.mathematics.reader import parse_formula
-from rlcore.rewards.mathematics.residues import constant_free_key
 from tests.quick import within_seconds
 
 leaves = st.fractions(min_value=-20, max_value=20, max_denominator=20).map(number)

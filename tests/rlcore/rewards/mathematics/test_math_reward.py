@@ -1,4 +1,4 @@
-"""The mathematics reward: exact comparison, partial credit, and answers that cost a grader more than it has."""
+"""The mathematics reward: exact comparison, and answers that cost a grader more than it has."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.data_contracts.adapters.table import ADAPTERS
-from rlcore.errors import ConfigError
 from rlcore.rewards.answers import clean
 from rlcore.rewards.grader_pool import GraderPool
-from rlcore.rewards.math_answer import MathOptions, MathReward, compare_exact, is_valid_derivation
+from rlcore.rewards.math_answer import MathOptions, MathReward, compare_exact
 from rlcore.rewards.references import reference_errors
 from rlcore.rewards.units import with_percent_sign
 from rlcore.types import Rollout
@@ -62,13 +61,6 @@ def test_a_power_tower_is_wrong_at_once_unless_the_reference_is_one(answer: str)
     assert compare_exact(answer + "+0", answer, evaluated_only=False) is None
 
 
-@pytest.mark.parametrize(
-    "answer", ["x^{2}+y^{2}", "10^{3}", "2^{x+1}", "x^2y^2", "5!", "e^{x}", "(x^2)(y^2)", "{x^2}^1"]
-)
-def test_a_common_power_is_left_to_the_grader(answer: str) -> None:
-    assert compare_exact(answer, "x+5", evaluated_only=False) is None
-
-
 def test_an_endless_computation_is_wrong_and_the_next_answers_are_graded(
     reward: MathReward, make_rollout: Callable[..., Rollout]
 ) -> None:
@@ -94,11 +86,6 @@ def test_a_thousand_short_answers_are_scored_in_seconds(make_rollout: Callable[.
     with within_seconds():
         scores = MathReward()(rollouts)
     assert sum(score.value or 0.0 for score in scores) == 500.0
-
-
-@given(st.fractions(), st.fractions())
-def test_two_fractions_are_equal_exactly_when_they_are(first: object, second: object) -> None:
-    assert compare_exact(f"{first}", f"{second}", evaluated_only=False) is (first == second)
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="../shared/data/gsm8k_train.jsonl is absent")
@@ -178,23 +165,6 @@ def test_by_such_a_reference_no_answer_has_a_score_whatever_it_is(
     reward.close()
     assert [score.value for score in scores] == [None] * 4
     assert all("reference" in score.error for score in scores)
-
-
-@given(st.text(alphabet="0123456789.+*/()= -x,$", max_size=80))
-def test_any_text_is_judged_without_an_exception(text: str) -> None:
-    assert is_valid_derivation(text, Fraction(1)) in (True, False)
-
-
-def test_partial_credit_goes_to_valid_work_alone_and_only_when_set(make_rollout: Callable[..., Rollout]) -> None:
-    texts = ["48+24 = 72\n#### 72", "48+24 = 72\n#### 27", "48+24 = 27\n#### 27", "#### 27"]
-    rollouts = [make_rollout(text, "72") for text in texts]
-    assert [score.value for score in MathReward(MathOptions(partial=0.5))(rollouts)] == [1.0, 0.5, 0.0, 0.0]
-    assert [score.value for score in MathReward()(rollouts)] == [1.0, 0.0, 0.0, 0.0]
-
-
-def test_partial_credit_may_not_count_as_correct() -> None:
-    with pytest.raises(ConfigError, match=r"must be below 0\.99"):
-        MathOptions(partial=1.0)
 
 
 PRODUCTS, ANSWERS, HOSTILE = 3_000, 5_000, 0.05

@@ -21,9 +21,8 @@ from rlcore.rewards.answers import (
     marked_answers,
     required_prefix,
 )
-from rlcore.rewards.math_answer import compare_exact, is_valid_derivation
-from rlcore.rewards.plain_numbers import parse_number
-from rlcore.rewards.units import with_percent_sign
+from rlcore.rewards.math_answer import compare_exact
+from rlcore.rewards.units import parse_number, with_percent_sign
 from rlcore.types import Rollout
 from tests.quick import within_seconds
 from tests.rows import rows_of
@@ -33,13 +32,12 @@ READERS: dict[str, Callable[[str], Any]] = {
     "extract_stated": extract_stated, "brace_depth": brace_depth,
     "parse_number": lambda text: None if (number := parse_number(text)) is None else str(number.value),
     "is_evaluated": lambda text: getattr(parse_number(text), "is_evaluated", None),
-    "derivation of 72": lambda text: is_valid_derivation(text, Fraction(72)),
 }  # fmt: skip
 PIECES = ["\\boxed{", "\\box{", "{", "}", "\\{", "\\", "####", "\n", "<answer>", "</answer>", "5", "x", " ", "$"]
 
 ENDLESS = [
     *("\\boxed{", "<answer>", "#### \n", "9", "9,", "- ", "\\frac{1}{", "1,", "{,}", "1e", "/", "a ", "is ", "*", "a,"),
-    *("x = ", "the answer is ", "-", "'", "not", "1+", "(", "1=", "9*", "1 x ", "1,000", "===1"),
+    *("x = ", "the answer is ", "-", "'", "not", "1+", "(", "1=", "9*", "1,000"),
 ]
 messy_texts = st.lists(st.sampled_from(PIECES), max_size=40).map("".join)
 
@@ -117,14 +115,6 @@ def test_a_percentage_equals_neither_its_number_nor_its_share() -> None:
     assert percent == parse_number("50 %") == parse_number("100/2%")
     assert percent != parse_number("50")
     assert percent != parse_number("0.5")
-
-
-@given(st.fractions())
-def test_every_fraction_is_read_back(value: Fraction) -> None:
-    for text in (f"{value.numerator}/{value.denominator}", rf"\frac{{{value.numerator}}}{{{value.denominator}}}"):
-        number = parse_number(text)
-        assert number is not None
-        assert number.value == value
 
 
 @given(st.integers(-(10**12), 10**12), st.integers(0, 6))
