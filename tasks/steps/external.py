@@ -21,8 +21,8 @@ from rlcore.tasks.presets.run import RunConfig, collect_error
 from rlcore.tasks.presets.sections import Sections, section_of
 from rlcore.tasks.steps.algorithm_facts import uses_critic
 from rlcore.tasks.steps.data_source import by_name
-from rlcore.tasks.store.artifacts import file_sha256
 from rlcore.tasks.store.code_hash import source_digests
+from rlcore.tasks.store.storage import file_sha256
 
 
 def needed_reward_models(rl: RlConfig) -> tuple[str, ...]:
