@@ -46,6 +46,7 @@ DOCS = Path(__file__).parents[3] / "docs" / "models.md"
 EOS = 2
 RIGHT = [each for each in ARCHITECTURES if not each.refused]
 REFUSED = [each for each in ARCHITECTURES if each.refused]
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # GPT-BigCode's
 
 
 def each_of(architectures: list[Architecture]) -> pytest.MarkDecorator:
@@ -122,6 +123,8 @@ def test_packed_logprobs_and_gradients_equal_single_passes(architecture: Archite
     choose_kernels(model)
     assert supports_prompt_sharing(model) == architecture.shares
     check_model(model)
+    if architecture.model_type == "xglm":
+        dtype = torch.float32  # the library's mask of XGLM cannot be made in float64
     model.to(dtype)
     if dtype is torch.float64:
         model.set_experts_implementation("eager")  # the grouped product of experts has no float64

@@ -302,6 +302,14 @@ def test_prompt_positions_get_no_logits() -> None:
     assert largest.num_elements == embeddings  # 48,000; logits of all 62 positions would be 124,000
 
 
+def test_checkpointed_gradient_is_identical() -> None:
+    sequences = strategies.random_sequences(1, max_tokens=9)
+    plain, again = tree_llama(), enable_gradient_checkpointing(tree_llama())
+    assert torch.equal(
+        gradients(packed_loss(again, sequences, 70), again), gradients(packed_loss(plain, sequences, 70), plain)
+    )
+
+
 def test_checkpointing_keeps_fewer_activations() -> None:
     sequences = strategies.random_sequences(1, num_prompts=8, group_size=4, max_tokens=30)
     kept = []

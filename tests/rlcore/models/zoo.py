@@ -130,12 +130,20 @@ ARCHITECTURES = (
     _of("EXAONE 4", "exaone4", WINDOW, remark="windows"),
     _of("Seed-OSS", "seed_oss"),
     _of("Apertus", "apertus"),
+    _of("Arcee", "arcee"),
     _of("StarCoder2", "starcoder2", WINDOW, remark="windows"),
+    _of("OPT", "opt", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     _of("GPT-NeoX, Pythia", "gpt_neox"),
     _of("GPT-2", "gpt2", {"n_inner": 96}, adapter="no"),
+    _of("GPT-BigCode", "gpt_bigcode"),
     _of("Granite 3", "granite", {"logits_scaling": 4.0}, remark="scaled logits"),
     _of("Cohere 1", "cohere", {"logit_scale": 0.25}, remark="scaled logits"),
     _of("Cohere 2", "cohere2", WINDOW, {"logit_scale": 0.25}, remark="windows, scaled logits"),
+    _of("Persimmon", "persimmon"),
+    _of("Helium", "helium"),
+    _of("CWM", "cwm", WINDOW, remark="windows"),
+    _of("Jais 2", "jais2"),
+    _of("HyperCLOVA X", "hyperclovax", {"logits_scaling": 0.5}, remark="scaled logits"),
     # mixtures of experts
     _of("Qwen3-MoE", "qwen3_moe", EXPERTS, **_MIX),
     _of("Qwen2-MoE", "qwen2_moe", EXPERTS, {"shared_expert_intermediate_size": 32}, **_MIX),
@@ -144,12 +152,23 @@ ARCHITECTURES = (
     _of("MiniMax-M2", "minimax_m2", EXPERTS, **_MIX),
     _of("PhiMoE", "phimoe", EXPERTS, **_MIX),
     _of("GLM-4.5 MoE", "glm4_moe", ROUTED, **_MIX),
+    _of("dots.llm1", "dots1", ROUTED, **_MIX),
+    _of("Solar Open", "solar_open", ROUTED, **_MIX),
+    _of(
+        "EXAONE MoE", "exaone_moe", WINDOW, ROUTED,
+        {"num_shared_experts": 1, "mlp_layer_types": ["dense", "sparse"]}, **_MIX,
+    ),
     _of(
         "ERNIE 4.5 MoE", "ernie4_5_moe", EXPERTS, {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1},
         **_MIX,
     ),
     _of("Hunyuan MoE", "hunyuan_v1_moe", EXPERTS, {"moe_topk": 2}, **_MIX),
     _of("Granite 3 MoE", "granitemoe", EXPERTS, {"logits_scaling": 4.0}, **_MIX),
+    _of(
+        "Granite MoE, shared", "granitemoeshared", EXPERTS, {"logits_scaling": 4.0, "shared_intermediate_size": 32},
+        **_MIX,
+    ),
+    _of("FlexOlmo", "flex_olmo", EXPERTS, **_MIX),
     # attention that only the library computes
     _of(
         "GPT-OSS", "gpt_oss", EXPERTS, WINDOW, shares=False, adapter="part",
@@ -173,12 +192,21 @@ ARCHITECTURES = (
         "Llama 4 text", "llama4_text", EXPERTS, {"intermediate_size_mlp": 96, "num_hidden_layers": 4}, shares=False,
         adapter="part", remark="chunked attention; mixture of experts",
     ),
+    _of("StableLM", "stablelm", **_OWN),
     _of(
         "Falcon", "falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "head_dim": None}, adapter="no",
         **_OWN,
     ),
     _of("BLOOM", "bloom", {"n_head": 4, "n_layer": 2}, **_OWN),
+    _of("MPT", "mpt", {"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}, **_OWN),
+    _of(
+        "GPT-Neo", "gpt_neo",
+        {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 4}, **_OWN,
+    ),
     _of("Nemotron, Minitron", "nemotron", **_OWN),
+    _of("DiffLlama", "diffllama", **_OWN),
+    _of("Doge", "doge", **_OWN),
+    _of("XGLM", "xglm", {"d_model": 64, "attention_heads": 4, "num_layers": 2, "ffn_dim": 96}, **_OWN),
     # layers with a state
     _of("Qwen3.5", "qwen3_5_text", DELTA, **_STATE),
     _of(
@@ -226,6 +254,11 @@ ARCHITECTURES = (
         },
         adapter="part", **_STATE,
     ),
+    _of("Bamba", "bamba", MAMBA, {"attn_layer_indices": [1]}, adapter="part", **_STATE),
+    _of(
+        "MiniMax-01", "minimax", EXPERTS, {"layer_types": ["linear_attention", "full_attention"], "block_size": 4},
+        adapter="part", **_STATE,
+    ),
     _of("Mamba", "mamba", {"state_size": 8, "max_position_embeddings": None}, adapter="part", **_STATE),
     _of(
         "Mamba-2", "mamba2", {"num_heads": 8, "state_size": 8, "max_position_embeddings": None, "n_groups": 1,
@@ -234,7 +267,21 @@ ARCHITECTURES = (
     ),
     # refused
     _of("Gemma 2", "gemma2", **_CAPS),
+    _of("VaultGemma", "vaultgemma", **_CAPS),
+    _of("NanoChat", "nanochat", shares=True, refused="caps its logits", remark="final soft-cap"),
+    _of(
+        "RecurrentGemma", "recurrent_gemma",
+        {"lru_width": 64, "attention_window_size": 64, "conv1d_width": 4, "num_hidden_layers": 3}, **_CAPS,
+    ),
     _of("Phi-1, Phi-2", "phi", refused="adds a bias to its logits", remark="head with a bias"),
+    _of(
+        "GPT-J", "gptj", {"rotary_dim": 8}, shares=False, refused="adds a bias to its logits",
+        remark="head with a bias",
+    ),
+    _of(
+        "CodeGen", "codegen", {"rotary_dim": 8}, shares=False, refused="adds a bias to its logits",
+        remark="head with a bias",
+    ),
 )
 # fmt: on
 
