@@ -138,7 +138,7 @@ REWARDS: dict[str, Inject] = {
     "the verifier says 1 to all, later": fresh(lambda: out(MATH, since(30, whole(always(1.0))))),
     "the verifier accepts answers that contain the reference": at(MATH, contains),
     "later: the verifier remembers texts, and not prompts": fresh(remembered_by_text),
-    "a term gives its scores in another order": out("rewards.length:LengthReward.__call__", moved_on),
+    "a term gives its scores in another order": out("rewards.penalties:LengthReward.__call__", moved_on),
     "completions keep the reference that they were graded with, another prompt's": at(
         "rewards.mix:WeightedReward.__call__", graded_with_others
     ),

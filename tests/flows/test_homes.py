@@ -278,7 +278,7 @@ def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["show", "tiny-grpo/1"], "tiny-grpo"),
         (["lineage", "tiny-grpo/1"], "import_sft"),
-        (["plan", "tiny"], "first run of this preset by this release"),
+        (["plan", "tiny"], "first run of this preset"),
         (["gc"], "can go"),
         (["audit", "verify"], "0 entries, no errors"),
         (["upgrade"], "every database is of the installed versions"),
