@@ -11,9 +11,6 @@ from rlcore.types import Message
 
 if TYPE_CHECKING:
     import pandas as pd
-from collections.abc import Iterable, Mapping, Sequence
-
-from rlcore.data_contracts.text import prompt_hash
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,12 +87,3 @@ def read_episodes(path: Path) -> pd.DataFrame:
         forks = [[*reasons][1:] for _, reasons in table["fork"].groupby(is_episode.cumsum())]
         table = table[is_episode]
     return table.assign(forks=forks)
-
-
-def prompt_hashes(rows: Iterable[PromptRow | PairRow]) -> frozenset[str]:
-    """Return hashes of the normalized prompts."""
-    return frozenset(prompt_hash(_turns(row.messages)) for row in rows)
-
-
-def _turns(messages: Sequence[Message]) -> list[Mapping[str, str]]:
-    return [{"role": message.role, "content": message.content} for message in messages]
