@@ -86,7 +86,7 @@ def make_learner(
         policy = add_lora(policy, LoraConfig(rank=case.rank), "policy", seed=0)
         scatter(policy, dtype)
     critic = _critic(case, policy, dtype) if ALGORITHMS[case.algorithm].uses_critic else None
-    for model in filter(None, (policy, critic)) if ranks.size > 1 or held == "offload" else ():
+    for model in filter(None, (policy, critic)) if ranks.size * ranks.width > 1 or held == "offload" else ():
         if held == "replicate":
             attach_ranks(model, ranks)
         else:

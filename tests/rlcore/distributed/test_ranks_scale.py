@@ -87,3 +87,25 @@ def test_as_many_ranks_as_wrote_a_checkpoint_go_on_bit_for_bit(name: str, tmp_pa
     expected = on_ranks(2, saves(CASES[name], tmp_path / "c"), tmp_path)
     for ours, theirs in zip(expected, on_ranks(2, loads(CASES[name], tmp_path / "c"), tmp_path), strict=True):
         assert torch.equal(ours[2], theirs[2])
+
+
+SPLIT = ("grpo", "grpo, clipped", "grpo, layers computed again", "grpo, stopped early", "ppo")
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_two_pairs_of_ranks_that_split_every_layer_take_the_steps_of_one_process(name: str, tmp_path: Path) -> None:
+    found = on_ranks(4, two_updates(CASES[name]), tmp_path, width=2)
+    assert_equal_runs(found, two_updates(CASES[name])(ONE))
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_the_gradient_of_split_layers_in_float32_and_their_checkpoints_are_those_of_one_process(
+    name: str, tmp_path: Path
+) -> None:
+    expected = gradient(CASES[name])(ONE)
+    for found in on_ranks(2, gradient(CASES[name]), tmp_path, width=2):
+        assert float((found - expected).norm() / expected.norm()) < 1e-5
+    state = on_ranks(4, saves(CASES[name], tmp_path / "four"), tmp_path, width=2)[0]
+    assert_equal_states([loads(CASES[name], tmp_path / "four")(ONE)], state)
+    state = saves(CASES[name], tmp_path / "one")(ONE)
+    assert_equal_states(on_ranks(4, loads(CASES[name], tmp_path / "one"), tmp_path, width=2), state)
