@@ -138,7 +138,7 @@ def test_a_model_that_cannot_be_split_is_refused_with_the_reason(
 
 @pytest.mark.parametrize(
     ("name", "held", "size"),
-    [("ppo", "full", 2), ("grpo", "replicate", 2), ("ppo, clipped", "offload", 2)],
+    [("ppo, head", "full", 2), ("grpo", "replicate", 2), ("ppo, clipped", "offload", 2)],
 )
 def test_ranks_take_the_steps_of_one_process(name: str, held: Held, size: int, tmp_path: Path) -> None:
     found = on_ranks(size, two_updates(CASES[name], held), tmp_path)
@@ -216,6 +216,6 @@ def test_a_checkpoint_of_two_ranks_is_loaded_by_one_process(tmp_path: Path) -> N
 
 
 def test_a_checkpoint_of_one_process_is_loaded_by_two_ranks(tmp_path: Path) -> None:
-    case = CASES["ppo"]
+    case = CASES["ppo, head"]
     expected = saves(case, tmp_path / "one")(ONE)
     assert_equal_states(on_ranks(2, loads(case, tmp_path / "one"), tmp_path), expected)

@@ -203,8 +203,9 @@ def test_a_penalty_that_does_not_adapt_is_found(
         train(make_components(config=PENALTY), Tape())
 
 
-def test_a_critic_that_warms_up_alone_is_left_alone(make_components: MakeComponents) -> None:  # noqa: F811
-    critic = CriticConfig(learning_rate=1e-3, warmup_iterations=2)
+@pytest.mark.parametrize("placement", ["separate", "shared"])
+def test_a_critic_that_warms_up_alone_is_left_alone(make_components: MakeComponents, placement: Any) -> None:  # noqa: F811
+    critic = CriticConfig(learning_rate=1e-3, warmup_iterations=2, architecture=placement)
     _, tape = outcome_of(make_components(health=ALWAYS, config={"algorithm": "ppo", "critic": critic}))
     assert [row["gradient_norm"] > 0.0 for row in tape.rows] == [False, False, True, True]
 
