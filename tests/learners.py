@@ -10,7 +10,14 @@ import torch
 from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.table import ALGORITHMS, Algorithm
-from rlcore.config import KlConfig, OptimConfig, RewardModelConfig, RolloutCorrectionConfig, UpdateConfig
+from rlcore.config import (
+    CriticConfig,
+    KlConfig,
+    OptimConfig,
+    RewardModelConfig,
+    RolloutCorrectionConfig,
+    UpdateConfig,
+)
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.training.checkpoint import capture_state, write_checkpoint
 from rlcore.training.experience import Experience, build_experience
@@ -39,6 +46,18 @@ def make_learner(name: str = "grpo", *, dtype: torch.dtype = torch.float64, **se
         critic = ScalarHeadModel.with_random_head(backbone, torch.Generator().manual_seed(2)).to(dtype)
     config = strategies.rl_config(name, **({"update": update_config()} | settings))
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
+
+
+def shared_learner(*, dtype: torch.dtype = torch.float64, **settings: Any) -> Learner:
+    """PPO with the critic's head on the policy's backbone; the head is not zero, so that the backbone feels it."""
+    policy = strategies.tiny_llama(dtype=dtype)
+    critic = ScalarHeadModel.on_backbone(policy)
+    with torch.no_grad():
+        critic.head.weight.copy_(torch.randn(1, 24, generator=torch.Generator().manual_seed(0)) * 0.2)
+    critic.head.to(dtype)
+    settings = {"critic": CriticConfig(architecture="shared")} | settings
+    config = strategies.rl_config("ppo", **({"update": update_config()} | settings))
+    return Learner(policy, critic, algorithm=ALGORITHMS["ppo"], config=config)
 
 
 def train_reward_model(

@@ -32,7 +32,7 @@ class Case:
     """A run of two updates; ``critic``: where it stands. ``shape``: of the samples."""
 
     algorithm: str = "grpo"
-    critic: Literal["separate", "lora"] = "separate"
+    critic: Literal["separate", "shared", "lora"] = "separate"
     rank: int = 0  # of adapters
     tied: bool = True
     recompute: bool = False
@@ -62,11 +62,19 @@ CASES = {
     "ppo": Case(algorithm="ppo"),
     "ppo, penalty": Case(algorithm="ppo_penalty"),
     "ppo, clipped": Case(algorithm="ppo", update={"optim": CLIPPED}),
+    "ppo, head": Case(algorithm="ppo", critic="shared"),
+    "ppo, head that spares the backbone": Case(
+        algorithm="ppo", critic="shared", settings={"critic": CriticConfig(architecture="shared", detach=True)}
+    ),
     "ppo, warm-up": Case(algorithm="ppo", settings={"critic": CriticConfig(warmup_iterations=1)}),
+    "ppo, warm-up of a head": Case(
+        algorithm="ppo", critic="shared", settings={"critic": CriticConfig(architecture="shared", warmup_iterations=1)}
+    ),
 }
 ADAPTERS = {
     "grpo, adapter": Case(rank=2),
     "ppo, adapters": Case(algorithm="ppo", critic="lora", rank=2),
+    "ppo, adapter with a head": Case(algorithm="ppo", critic="shared", rank=2),
 }
 
 
@@ -86,7 +94,8 @@ def make_learner(
         policy = add_lora(policy, LoraConfig(rank=case.rank), "policy", seed=0)
         scatter(policy, dtype)
     critic = _critic(case, policy, dtype) if ALGORITHMS[case.algorithm].uses_critic else None
-    for model in filter(None, (policy, critic)) if ranks.size > 1 or held == "offload" else ():
+    models = [critic] if critic is not None and case.critic == "shared" else [policy, critic]
+    for model in (each for each in models if each is not None and (ranks.size * ranks.width > 1 or held == "offload")):
         if held == "replicate":
             attach_ranks(model, ranks)
         else:

@@ -26,13 +26,14 @@ from tests.waiting import LONG
 SECONDS = LONG
 
 
-def on_ranks(size: int, work: Callable[[Ranks], Any], folder: Path) -> list[Any]:
+def on_ranks(size: int, work: Callable[[Ranks], Any], folder: Path, *, width: int = 1) -> list[Any]:
     """Return the results of ``work`` on ``size`` gloo ranks; raise an error of one here."""
     forks = multiprocessing.get_context("fork")
     store = f"file://{folder / f'store-{size}-{len(list(folder.iterdir()))}'}"
     ends = [forks.Pipe() for _ in range(size)]
     children = [
-        forks.Process(target=_run, args=(rank, size, store, work, theirs)) for rank, (_, theirs) in enumerate(ends)
+        forks.Process(target=_run, args=(rank, size, store, work, theirs, width))
+        for rank, (_, theirs) in enumerate(ends)
     ]
     gc.freeze()  # a fork that finalizes what its parent made, such as a client with threads, can crash
     for child in children:
@@ -53,10 +54,10 @@ def _answer(end: Connection) -> Any:
     return pickle.loads(end.recv_bytes()) if end.poll(SECONDS) else "no answer"  # noqa: S301 - of our own fork
 
 
-def _run(rank: int, size: int, store: str, work: Callable[[Ranks], Any], answer: Connection) -> None:
+def _run(rank: int, size: int, store: str, work: Callable[[Ranks], Any], answer: Connection, width: int) -> None:
     torch.set_num_threads(1)
     try:
-        with open_ranks(rank, size, store=store, device=torch.device("cpu"), timeout=SECONDS) as ranks:
+        with open_ranks(rank, size, store=store, device=torch.device("cpu"), timeout=SECONDS, width=width) as ranks:
             answer.send_bytes(pickle.dumps((work(ranks),)))
     except BaseException:  # noqa: BLE001 - told to the test
         answer.send_bytes(pickle.dumps(traceback.format_exc()))

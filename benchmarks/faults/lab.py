@@ -75,7 +75,8 @@ def _update(**others: Any) -> dict[str, Any]:
     return {"update": c.UpdateConfig(**others)}
 
 
-_CUT = _ppo(dataclasses.replace(_CRITIC, bootstrap_truncated=True), update=_TWICE)
+_SHARED = dataclasses.replace(_CRITIC, architecture="shared")
+_CUT = _ppo(dataclasses.replace(_CRITIC, gae=c.GaeConfig(bootstrap_truncated=True)), update=_TWICE)
 SCENES: Mapping[str, Mapping[str, Any]] = {
     "grpo": {},
     "grpo, 2 epochs": {"update": _TWICE},
@@ -89,7 +90,9 @@ SCENES: Mapping[str, Mapping[str, Any]] = {
         **_update(truncated_completions="mask"),
     },
     "ppo": _ppo(kl=c.KlConfig(coefficient=0.05, apply_to="reward"), update=_TWICE),
+    "ppo, head on the backbone": _ppo(_SHARED),
     "ppo, the critic warms up": _ppo(dataclasses.replace(_CRITIC, warmup_iterations=3)),
+    "ppo, head on the backbone, which warms up": _ppo(dataclasses.replace(_SHARED, warmup_iterations=3)),
     "rloo": {"algorithm": "rloo"},
     CALCULATOR: {"sampling": c.SamplingConfig(max_new_tokens=3 * MAX_NEW_TOKENS)},
     "grpo, longer": {"num_iterations": 5 * NUM_ITERATIONS},

@@ -8,7 +8,6 @@ import math
 import random
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -474,9 +473,7 @@ RUNS: dict[str, dict[str, Inject]] = {
         "the value beyond the end has the wrong sign": next_values(lambda found, _: -found),
         "advantages of ppo negated, with values beyond the end": samples(each(advantages=torch.neg)),
         "returns of ppo are zero, with values beyond the end": samples(each(returns=torch.zeros_like)),
-        "lambda is 1, with values beyond the end": arg(
-            "training.experience:_samples", algorithm=fields(advantage=lambda right: partial(right, lam=1.0))
-        ),
+        "lambda is 1, with values beyond the end": arg("algorithms.advantages:gae", lam=always(1.0)),
         "advantages of ppo whitened by completion, with values beyond the end": samples(
             each(advantages=lambda it: (it - it.mean()) / (it.std(unbiased=False) + 1e-6))
         ),

@@ -78,12 +78,14 @@ def lay_out_episodes(
 AdvantageFn = Callable[[AdvantageInputs], Tensor]
 
 
-def gae(episodes: AdvantageInputs, *, gamma: float, lam: float) -> Float[Tensor, "completions time"]:
+def gae(
+    episodes: AdvantageInputs, *, gamma: float, lam: float | Float64[Tensor, "completions"]
+) -> Float[Tensor, "completions time"]:
     """Return generalized advantage estimates, [S, T] (Schulman et al. 2016, eq. 16).
 
     ``delta[t] = r[t] + gamma * V[t+1] - V[t]`` and ``A[t] = delta[t] + gamma * lam * A[t+1]``. ``next_values`` holds V
-    after the last token. Masked tokens (tool output) are skipped without decay, which equals the computation on the
-    policy's tokens alone.
+    after the last token. ``lam`` is a scalar, or float64 [S]. Masked tokens (tool output) are skipped without decay,
+    which equals the computation on the policy's tokens alone.
     """
     mask, rewards, values = episodes.mask, episodes.token_rewards, episodes.values.double()
     advantages = torch.zeros_like(rewards)
@@ -95,6 +97,28 @@ def gae(episodes: AdvantageInputs, *, gamma: float, lam: float) -> Float[Tensor,
         next_value = torch.where(mask[:, t], values[:, t], next_value)
         advantages[:, t] = running
     return advantages.masked_fill(~mask, 0.0).to(episodes.values.dtype)
+
+
+def length_adaptive_gae(episodes: AdvantageInputs, *, gamma: float, alpha: float) -> Float[Tensor, "completions time"]:
+    """Return GAE with ``lam = 1 - 1 / (alpha * length)`` per completion, at least 0 (VAPO, Yue et al. 2025)."""
+    lengths = episodes.mask.sum(1).clamp(min=1).double()
+    return gae(episodes, gamma=gamma, lam=(1.0 - 1.0 / (alpha * lengths)).clamp(min=0.0))
+
+
+def policy_gae(
+    episodes: AdvantageInputs, *, gamma: float, lam: float, lam_alpha: float = 0.0
+) -> Float[Tensor, "completions time"]:
+    """Return the policy's advantages: :func:`length_adaptive_gae` if ``lam_alpha`` > 0, else :func:`gae`."""
+    if lam_alpha > 0.0:
+        return length_adaptive_gae(episodes, gamma=gamma, alpha=lam_alpha)
+    return gae(episodes, gamma=gamma, lam=lam)
+
+
+def value_gae(
+    episodes: AdvantageInputs, *, gamma: float, lam: float, lam_value: float | None = None
+) -> Float[Tensor, "completions time"]:
+    """Return the advantages that define the critic's returns: :func:`gae` with ``lam_value`` if set (VAPO)."""
+    return gae(episodes, gamma=gamma, lam=lam if lam_value is None else lam_value)
 
 
 def whiten(

@@ -4,9 +4,11 @@ With d = policy_logprobs - ref_logprobs on tokens that the policy sampled (Schul
 divergence"):
 
     k1 = d                    unbiased, may be negative; used in the reward
+    k2 = d^2 / 2              its gradient is exactly that of the reverse KL
     k3 = exp(-d) + d - 1      unbiased, never negative; used in metrics; its plain gradient is that of the FORWARD KL
 
-As a loss, k1 has zero expected gradient, and k3 the wrong one. Multiplied by the differentiable ratio, k3 is exact.
+As a loss, k1 alone has zero expected gradient, and k3 alone has the wrong gradient. Multiplied by the differentiable
+ratio, both are exact. So is k2 times the detached importance weight.
 
 KL(old || policy) is another matter: its tokens come from the old policy, so k3 with d = old_logprobs - policy_logprobs
 is unbiased, and its plain gradient is exact.
@@ -33,17 +35,37 @@ def k1(d: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     return d
 
 
+def k2(d: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+    """Return ``d^2 / 2`` [N]."""
+    return 0.5 * d.square()
+
+
 def k3(d: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     """Return ``exp(-d) + d - 1`` [N], never negative."""
     return torch.expm1(-d) + d
 
 
+def k1_ratio_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+    """Return ``ratio * k1``, whose gradient is that of the reverse KL, also off-policy."""
+    return log_ratio.exp() * k1(d)
+
+
+def k2_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+    """Return ``ratio.detach() * k2``: gradient of the reverse KL, with the importance weight detached."""
+    return log_ratio.detach().exp() * k2(d)
+
+
 def k3_ratio_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """Return ``ratio * k3``: gradient of the reverse KL, also off-policy, with the low variance of k3.
+    """Return ``ratio * k3``: gradient of the reverse KL, with the low variance of k3.
 
     The value is never clamped: a clamp would remove the gradient exactly where the policy has dropped a token.
     """
     return log_ratio.exp() * k3(d)
+
+
+def k2_plain_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
+    """Return ``k2``: gradient of the reverse KL on-policy; biased after the first step of an update."""
+    return k2(d)
 
 
 def k3_plain_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
@@ -51,7 +73,13 @@ def k3_plain_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]
     return k3(d)
 
 
-KL_LOSSES: Mapping[str, KlLossFn] = {"k3_ratio": k3_ratio_loss, "k3_plain": k3_plain_loss}
+KL_LOSSES: Mapping[str, KlLossFn] = {
+    "k1_ratio": k1_ratio_loss,
+    "k2": k2_loss,
+    "k3_ratio": k3_ratio_loss,
+    "k2_plain": k2_plain_loss,
+    "k3_plain": k3_plain_loss,
+}
 
 
 @dataclass(frozen=True, kw_only=True)

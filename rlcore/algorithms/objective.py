@@ -153,13 +153,25 @@ def value_loss(
     returns: Float[Tensor, "tokens"],
     *,
     clip_range: float,
+    huber_delta: float = 0.0,
 ) -> Float[Tensor, "tokens"]:
-    """Return ``0.5 * max((V - R)^2, (clip(V, V_old ± clip_range) - R)^2)`` per token, [N]; no clip if it is 0."""
-    loss = (values - returns).square()
+    """Return ``0.5 * max((V - R)^2, (clip(V, V_old ± clip_range) - R)^2)`` per token, [N].
+
+    ``clip_range`` 0 disables clipping. If ``huber_delta`` > 0, an error e beyond it counts
+    ``2 * delta * (|e| - delta / 2)`` instead of e² (Huber 1964).
+    """
+    loss = _penalty(values - returns, huber_delta)
     if clip_range > 0.0:
         clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
-        loss = torch.maximum(loss, (clipped - returns).square())
+        loss = torch.maximum(loss, _penalty(clipped - returns, huber_delta))
     return 0.5 * loss
+
+
+def _penalty(error: Tensor, huber_delta: float) -> Tensor:
+    if huber_delta == 0.0:
+        return error.square()
+    size = error.abs()
+    return torch.where(size <= huber_delta, error.square(), huber_delta * (2.0 * size - huber_delta))
 
 
 def explained_variance(values: Float[Tensor, "tokens"], returns: Float[Tensor, "tokens"]) -> float:

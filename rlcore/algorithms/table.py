@@ -12,12 +12,13 @@ from typing import Any
 from rlcore.algorithms.advantages import (
     AdvantageFn,
     batch_normalized,
-    gae,
     group_centered,
     group_normalized,
     group_over_mean,
     leave_one_out,
     per_token_reward,
+    policy_gae,
+    value_gae,
 )
 from rlcore.algorithms.kl import PenaltyController
 from rlcore.algorithms.ratios import RatioFn, completion_ratio, sequence_ratio, token_ratio
@@ -29,10 +30,10 @@ from rlcore.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Algorithm:
-    """Four pure functions of the policy loss (:mod:`rlcore.algorithms.objective`).
+    """Four pure functions of the policy loss (:mod:`rlcore.algorithms.objective`), and the critic's advantage if any.
 
     A run sets constants by the keyword names of these functions (:func:`resolve_algorithm`).
-    With a critic, the advantages are whitened for the policy, and the raw ones define the critic's returns.
+    With a critic, the advantages are whitened, and ``value_advantage`` defines the critic's returns.
 
     With a ``penalty``, a token's loss has the term beta * KL(old || policy), and the learner adapts beta from its start
     in the row (Schulman et al. 2017, eq. 8). The paper's exact KL is replaced by its estimate k3 at the sampled token
@@ -43,15 +44,21 @@ class Algorithm:
     ratio: RatioFn
     surrogate: SurrogateFn
     weighting: WeightingFn
-    uses_critic: bool = False
+    value_advantage: AdvantageFn | None = None
     penalty: PenaltyController | None = None
+
+    @property
+    def uses_critic(self) -> bool:
+        """True if a critic is trained."""
+        return self.value_advantage is not None
 
 
 def _clip(low: float, high: float, surrogate: Callable[..., Surrogate] = ppo_clip) -> SurrogateFn:
     return partial(surrogate, clip_low=low, clip_high=high)
 
 
-_GAE = partial(gae, gamma=1.0, lam=0.95)
+_GAE = partial(policy_gae, gamma=1.0, lam=0.95)
+_CRITIC_GAE = partial(value_gae, gamma=1.0, lam=0.95)
 _PER_LENGTH = partial(constant, constant_length=1024)
 _SOFT_GATE = partial(sapo, gate_positive=1.0, gate_negative=1.05)
 
@@ -74,7 +81,9 @@ _ROWS: dict[str, _Row] = {
     "distil":      (per_token_reward, token_ratio,      _clip(0.2, 0.2),            token_mean),
 }
 # fmt: on
-_PENALTIES = {"ppo_penalty": PenaltyController(coefficient=1.0, target=0.01)}  # at their start
+# rows with a critic: its value_advantage; rows with a penalty: its start
+_CRITICS: dict[str, AdvantageFn] = {"ppo": _CRITIC_GAE, "ppo_penalty": _CRITIC_GAE}
+_PENALTIES = {"ppo_penalty": PenaltyController(coefficient=1.0, target=0.01)}
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
     {
         name: Algorithm(
@@ -82,7 +91,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
             ratio=ratio,
             surrogate=surrogate,
             weighting=weighting,
-            uses_critic=advantage is _GAE,
+            value_advantage=_CRITICS.get(name),
             penalty=_PENALTIES.get(name),
         )
         for name, (advantage, ratio, surrogate, weighting) in _ROWS.items()
@@ -90,7 +99,7 @@ ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
 )
 
 
-_SLOTS = ("advantage", "ratio", "surrogate", "weighting")
+_SLOTS = ("advantage", "value_advantage", "ratio", "surrogate", "weighting")
 _PENALTY = {"penalty_coefficient": "coefficient", "penalty_target": "target"}  # constants of a row's penalty
 
 
@@ -114,7 +123,9 @@ def resolve_algorithm(rl: RlConfig) -> Algorithm:
         )
     critic = rl.critic
     run = {"gamma": critic.gamma, "lam": critic.lam, "constant_length": rl.sampling.max_new_tokens}
-    return with_objective(ALGORITHMS[rl.algorithm], rl.update.objective, name=rl.algorithm, run=run)
+    return with_objective(
+        ALGORITHMS[rl.algorithm], rl.update.objective, name=rl.algorithm, run=run | asdict(critic.gae)
+    )
 
 
 def _refuse_signal_of_groups(rl: RlConfig) -> None:
@@ -188,5 +199,7 @@ def constants_of(row: Algorithm) -> set[str]:
 
 
 def _keywords(function: Any) -> set[str]:
+    if function is None:  # a row without a critic has no value_advantage
+        return set()
     parameters = inspect.signature(function).parameters.values()
     return {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}

@@ -11,6 +11,7 @@ from rlcore.config.health import LIMITS, AuditConfig, HealthConfig, Limit, Limit
 from rlcore.config.rl import (
     CheckpointConfig,
     CriticConfig,
+    GaeConfig,
     KlConfig,
     ObjectiveConfig,
     RewardTerm,
@@ -64,6 +65,7 @@ __all__ = [
     "EngineConfig",
     "EpisodeConfig",
     "Fraction",
+    "GaeConfig",
     "GpuConfig",
     "HardwareConfig",
     "HealthConfig",

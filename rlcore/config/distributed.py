@@ -45,6 +45,8 @@ class DistributedConfig:
     gather_in_compute_dtype: bool = False
     # keep shards, gradients and moments in CPU memory, also with one rank; the optimizer steps on the CPU
     cpu_offload: bool = False
+    # neighbouring ranks that split each layer's matrices and share samples; a divisor of learner_ranks
+    tensor_parallel: PositiveInt = 1
     devices: tuple[NonNegativeInt, ...] = ()  # GPU indices of the ranks, among the visible ones; empty: the first ones
     timeout_minutes: Duration = 60.0  # longest call of a rank; then the ranks end; raise it for long updates
     max_restarts: NonNegativeInt = 3  # restarts of lost ranks, rollout workers and reward workers per run, of each kind
@@ -58,6 +60,12 @@ class DistributedConfig:
             self.cpu_offload,
             self.devices,
         )
+        if self.learner_ranks % self.tensor_parallel:
+            raise ConfigError(
+                f"learner_ranks = {self.learner_ranks} is no multiple of tensor_parallel = {self.tensor_parallel}"
+            )
+        if self.shard == "replicate" and self.tensor_parallel > 1:
+            raise ConfigError("tensor_parallel needs shards: shard = 'replicate' has none")
         if self.backend == "local" and any(of_ranks):
             raise ConfigError(
                 "learner_ranks, shard, gather_in_compute_dtype, cpu_offload and devices need backend = 'processes' or "
@@ -102,7 +110,8 @@ class DistributedConfig:
             "shard": self.shard,
             "gather_in_compute_dtype": self.gather_in_compute_dtype,
         }
-        return own | ({"cpu_offload": True} if self.cpu_offload else {})
+        own |= {"cpu_offload": True} if self.cpu_offload else {}
+        return own | ({"tensor_parallel": self.tensor_parallel} if self.tensor_parallel > 1 else {})
 
 
 def distributed_errors(
@@ -126,10 +135,15 @@ def _of_ranks(distributed: DistributedConfig, name: str, settings: Learning) -> 
     if not distributed.is_shared:
         return
     path, lora, optim = _learned(settings)
-    if lora and (distributed.shard == "full" or distributed.gather_in_compute_dtype or distributed.cpu_offload):
+    if lora and (
+        distributed.shard == "full"
+        or distributed.gather_in_compute_dtype
+        or distributed.cpu_offload
+        or distributed.tensor_parallel > 1
+    ):
         yield (
             f"distributed: stages.{name}.{lora} > 0: every rank holds the whole base of a LoRA; set "
-            "distributed.shard = 'auto', and neither gather_in_compute_dtype nor cpu_offload"
+            "distributed.shard = 'auto', tensor_parallel = 1, and neither gather_in_compute_dtype nor cpu_offload"
         )
     if optim.kind == "adamw_8bit" and distributed.shard != "replicate" and not lora:
         yield (

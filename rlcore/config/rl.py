@@ -23,12 +23,13 @@ from rlcore.strict_config import (
 
 @dataclass(frozen=True, kw_only=True)
 class KlConfig:
-    """KL to the reference policy. :mod:`rlcore.algorithms.kl` explains the gradients of both estimators."""
+    """KL to the reference policy. :mod:`rlcore.algorithms.kl` explains the gradients of the estimators."""
 
     coefficient: NonNegativeFloat = 0.0  # weight of the KL; 0: no reference policy; raise it if `kl/ref` grows too fast
     # `reward` subtracts k1 from each token's reward; `loss` adds `estimator` to the loss
     apply_to: Literal["reward", "loss"] = "loss"
-    estimator: Literal["k3_ratio", "k3_plain"] = "k3_ratio"  # in the loss; `k3_plain` reproduces the GRPO paper
+    # estimator in the loss; `k2_plain` and `k3_plain` reproduce papers
+    estimator: Literal["k1_ratio", "k2", "k3_ratio", "k2_plain", "k3_plain"] = "k3_ratio"
     # KL per completion in nats that an adaptive coefficient holds; 0: constant coefficient
     target: NonNegativeFloat = 0.0
     horizon: PositiveInt = 10_000  # completions over which the adaptive coefficient follows `target`; smaller: faster
@@ -39,21 +40,42 @@ class KlConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GaeConfig:
+    """Variants of generalised advantage estimation; the defaults give the plain form with one lambda."""
+
+    lam_value: Fraction | None = None  # lambda of the critic's returns; left out: `critic.lam` (VAPO, Yue et al. 2025)
+    # above 0: the policy's lambda is `1 - 1 / (lam_alpha * length)` of each completion, not `critic.lam` (VAPO)
+    lam_alpha: NonNegativeFloat = 0.0
+    # truncated completions end with the critic's value of their last state, instead of 0
+    bootstrap_truncated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class CriticConfig:
     """The critic of PPO. Without ``optim`` it uses ``update.optim``."""
 
     init_from: str = "policy"  # `policy`, or the stage whose reward model initialises the critic
-    # `separate`: own backbone; `lora`: LoRA of `update.lora`'s shape on the policy's frozen base
-    architecture: Literal["separate", "lora"] = "separate"
-    learning_rate: PositiveFloat = 1e-5  # peak learning rate of the critic
+    # `separate`: own backbone; `shared`: head on the policy's backbone, trained in one step for `L_policy + coefficient
+    # * L_value`; `lora`: LoRA of `update.lora`'s shape on the policy's frozen base
+    architecture: Literal["separate", "shared", "lora"] = "separate"
+    detach: bool = False  # with `shared`: stop the gradient of the head before the backbone
+    coefficient: NonNegativeFloat = 0.5  # with `shared`: weight of the value loss
+    learning_rate: PositiveFloat = 1e-5  # of the weights that the critic does not share with the policy
     clip_range: NonNegativeFloat = 0.2  # of the value per update; 0: no clipping
-
+    huber_delta: NonNegativeFloat = 0.0  # larger errors count linearly (Huber loss); 0: squared error
     gamma: Fraction = 1.0  # discount per token; 1: a reward at the end counts in full for every token
     lam: Fraction = 0.95  # lambda of GAE; lower: less variance, more bias
-    # truncated completions end with the critic's value of their last state, instead of 0
-    bootstrap_truncated: bool = False
+    gae: GaeConfig = field(default_factory=GaeConfig)
     optim: OptimConfig | None = None
     warmup_iterations: NonNegativeInt = 0  # first iterations, which train only the critic
+
+    def __post_init__(self) -> None:
+        if self.architecture != "shared":
+            return
+        if self.init_from != "policy":
+            raise ConfigError("architecture = 'shared' uses the policy's backbone: init_from must be 'policy'")
+        if self.optim is not None:
+            raise ConfigError("architecture = 'shared' uses the policy's optimizer: set update.optim, not critic.optim")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,9 +259,9 @@ class RlConfig:
             )
         if self.update.early_stop_ref_kl > 0.0 and self.kl.coefficient == 0.0:
             raise ConfigError("update.early_stop_ref_kl needs kl.coefficient > 0: else there is no reference policy")
-        if self.critic.bootstrap_truncated and self.update.truncated_completions != "score":
+        if self.critic.gae.bootstrap_truncated and self.update.truncated_completions != "score":
             raise ConfigError(
-                "critic.bootstrap_truncated values the end of truncated completions, but "
+                "critic.gae.bootstrap_truncated values the end of truncated completions, but "
                 f"update.truncated_completions = {self.update.truncated_completions!r} drops their reward: choose one"
             )
         if self.critic.architecture == "lora" and self.update.lora.rank == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -77,7 +77,10 @@ def make_rank_learner(
     first = replace(runtime, device=torch.device("cpu")) if sharding else runtime
     policy = make_policy(plan, first)
     critic, reference = _critic_and_reference(plan, policy, first)
-    roots = (policy, critic, None if isinstance(reference, AdaptedModel) else reference)
+    is_shared = critic is not None and critic.backbone is policy
+    roots: list[Any] = [critic if is_shared else policy, None if is_shared else critic]
+    if not isinstance(reference, AdaptedModel):
+        roots.append(reference)
     shard_models([each for each in roots if each is not None], ranks, sharding, device=device)
     return LocalLearner(_learner(plan, policy, critic), reference)
 
@@ -113,7 +116,8 @@ def _critic_and_reference(
 
 def _critic(plan: LearnerPlan, policy: Policy, runtime: Runtime) -> ScalarHeadModel:
     critic = plan.config.critic
-
+    if critic.architecture == "shared":
+        return ScalarHeadModel.on_backbone(policy)
     if critic.architecture == "separate":
         return ScalarHeadModel.on_backbone(runtime.load_trainable(plan.critic_start))
     if critic.init_from != "policy":

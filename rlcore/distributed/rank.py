@@ -78,7 +78,7 @@ def open_rank(setup: Mapping[str, Any]) -> Iterator[Rank]:
     if device.type == "cuda":
         torch.cuda.set_device(device)
         torch.cuda.init()  # type: ignore[no-untyped-call]  # else a mesh chooses the device by rank number
-    address = {"store": setup["store"], "device": device, "timeout": setup["seconds"]}
+    address = {"store": setup["store"], "device": device, "timeout": setup["seconds"], "width": setup["width"]}
     with open_ranks(setup["rank"], setup["size"], **address) as ranks, ExitStack() as stack:
         torch.manual_seed(setup["plan"].seed)
         yield (_supervised_rank if setup["kind"] == "supervised" else partial(_rl_rank, stack))(setup, ranks, device)

@@ -66,6 +66,7 @@ def rank_setup(config: DistributedConfig, runtime: Runtime, rank: int, *, adapte
         "sharded": config.is_sharded(adapted=adapted),
         "narrow": config.gather_in_compute_dtype,
         "offload": config.cpu_offload,
+        "width": config.tensor_parallel,
     }
 
 

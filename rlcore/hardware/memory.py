@@ -20,6 +20,8 @@ _LEAST_WEIGHTS = 2**15
 _MOST_ON_CPU, _FILLED_ON_CPU = 2048, 1024  # docs/benchmarks/cost.md has the measurements
 FLOAT32, BFLOAT16 = 4, 2  # bytes
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
+Recipe = Literal["ppo", "rlvr_ppo", "grpo", "rlvr_grpo"]
+CriticArchitecture = Literal["separate", "shared", "lora"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,10 +67,10 @@ class MemoryPlan:
         engine: True if the engine's copy of the weights is in the same memory.
     """
 
+    recipe: Recipe
     num_parameters: int
     num_adapter: int = 0
-    critic: Literal["separate", "lora"] | None = None
-    reward_model: bool = False
+    critic_architecture: CriticArchitecture = "separate"
     reference: bool = True
     own_reference: bool = False
     reward_model_is_adapter: bool = False
@@ -79,14 +81,16 @@ class MemoryPlan:
 
 def expected(plan: MemoryPlan, *, activations: int = 0, kv_cache: int = 0) -> Footprint:
     """Return the footprint of a plan. An engine holds its own frozen copy; scalar heads are neglected."""
-    critic = {None: 0, "separate": plan.num_parameters, "lora": plan.num_adapter}[plan.critic]
-    learning = (plan.num_adapter or plan.num_parameters) + critic
+    uses_critic = plan.recipe in ("ppo", "rlvr_ppo")
+    critic = {"separate": plan.num_parameters, "shared": 0, "lora": plan.num_adapter}[plan.critic_architecture]
+    learning = (plan.num_adapter or plan.num_parameters) + (critic if uses_critic else 0)
     # A merged adapter is served in float32. With an adapter, the frozen base is also the reference policy.
     served = (FLOAT32 if plan.num_adapter else plan.frozen_bytes) if plan.engine else 0
     copies = 1 if plan.num_adapter or plan.reference else 0
     copies += 1 if plan.num_adapter and plan.reference and plan.own_reference else 0
-    copies += 1 if plan.reward_model and not plan.reward_model_is_adapter else 0
-    reward_adapter = plan.num_adapter * FLOAT32 if plan.reward_model and plan.reward_model_is_adapter else 0
+    needs_judge = plan.recipe in ("ppo", "grpo")
+    copies += 1 if needs_judge and not plan.reward_model_is_adapter else 0
+    reward_adapter = plan.num_adapter * FLOAT32 if needs_judge and plan.reward_model_is_adapter else 0
     return Footprint(
         weights=FLOAT32 * learning + (plan.frozen_bytes * copies + served) * plan.num_parameters + reward_adapter,
         gradients=FLOAT32 * learning,

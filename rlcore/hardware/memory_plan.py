@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rlcore.config import DpoConfig, LoraConfig, OptimConfig, RewardModelConfig, RlConfig, SftConfig
-from rlcore.hardware.memory import CHUNK_SIZE, FLOAT32, Footprint, MemoryPlan, expected, is_large
+from rlcore.hardware.memory import CHUNK_SIZE, FLOAT32, Footprint, MemoryPlan, Recipe, expected, is_large
 
 _MOMENT_BYTES = {"adamw": FLOAT32, "adamw_8bit": 1}
 
@@ -152,10 +152,10 @@ def rl_footprint(
     native = engine is None or engine.kind == "native"
     on_base = bool(adapter.rank and reward_model and reward_model.backbone.lora.rank)
     plan = MemoryPlan(
+        recipe=_recipe(uses_critic, reward_model is not None),
         num_parameters=size.num_parameters,
         num_adapter=size.adapter_parameters(adapter),
-        critic=config.critic.architecture if uses_critic else None,
-        reward_model=reward_model is not None,
+        critic_architecture=config.critic.architecture,
         reference=config.kl.coefficient > 0.0,
         own_reference=own_reference,
         reward_model_is_adapter=on_base,
@@ -191,3 +191,13 @@ def _learning(parameters: int, optim: OptimConfig, activations: int) -> Footprin
         activations=activations,
         kv_cache=0,
     )
+
+
+def _recipe(uses_critic: bool, has_reward_model: bool) -> Recipe:
+    names: dict[tuple[bool, bool], Recipe] = {
+        (True, True): "ppo",
+        (True, False): "rlvr_ppo",
+        (False, True): "grpo",
+        (False, False): "rlvr_grpo",
+    }
+    return names[uses_critic, has_reward_model]

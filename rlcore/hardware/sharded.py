@@ -1,6 +1,7 @@
 """Ranks that take one optimizer step together, and models whose weights they shard (FSDP2) or replicate.
 
-Only this module calls collectives of torch.distributed.
+Only this module calls collectives of torch.distributed. With tensor parallelism, neighbouring ranks split every layer's
+matrices. They process the same samples, and count as one rank of the data-parallel group.
 
 Every decision on the next operation (finite loss, early stop, number of micro-batches) is synchronized among all ranks.
 A rank that decided alone would leave the others waiting forever.
@@ -22,17 +23,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
-from rlcore.errors import RlcoreError
+from rlcore.errors import ModelError, RlcoreError
 
 if TYPE_CHECKING:
     from jaxtyping import Real
@@ -43,18 +52,26 @@ _BUCKET = 1 << 24  # gradient entries summed in one call
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Rank ``rank`` of ``size``; all ranks call every method together.
+    """Data-parallel rank ``rank`` of ``size``; all ranks call every method together.
 
     A single process communicates with no other, so callers need no special case.
+
+    Attributes:
+        part: Tensor-parallel rank.
+        width: Number of tensor-parallel ranks.
+        group: Process group of the data-parallel ranks with the same ``part``, or None for all.
     """
 
     rank: int = 0
     size: int = 1
+    part: int = 0
+    width: int = 1
+    group: dist.ProcessGroup | None = None
 
     @property
     def is_first(self) -> bool:
         """True if this rank writes and reports."""
-        return self.rank == 0
+        return self.rank == 0 and self.part == 0
 
     def any(self, flag: bool) -> bool:
         """Return True if the flag is set on at least one rank."""
@@ -62,18 +79,18 @@ class Ranks:
 
     def max(self, number: int) -> int:
         """Return the maximum over the ranks."""
-        if self.size == 1:
+        if self.size * self.width == 1:
             return number
         found = torch.tensor(number)
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return int(found)
 
     def gather(self, value: T) -> list[T]:
-        """Return the value of each rank, in order, on every rank."""
+        """Return the value of each data-parallel rank, in order, on every rank."""
         if self.size == 1:
             return [value]
         found: list[T] = [value] * self.size
-        dist.all_gather_object(found, value)
+        dist.all_gather_object(found, value, group=self.group)
         return found
 
     def collect(self, numbers: Sequence[int], values: Sequence[T]) -> list[T]:
@@ -87,7 +104,7 @@ class Ranks:
         Raises:
             RlcoreError: Raised by ``work``.
         """
-        if self.size == 1:
+        if self.size * self.width == 1:
             return work()
         found: T | RlcoreError | None = None
         if self.is_first:
@@ -115,7 +132,7 @@ class Ranks:
         for bucket in _buckets(learning):
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
-            dist.all_reduce(flat)
+            dist.all_reduce(flat, group=self.group)
             parts = torch.split(flat, [gradient.numel() for gradient in gradients])
             for parameter, part in zip(bucket, parts, strict=True):
                 parameter.grad = part.view_as(parameter)
@@ -125,15 +142,19 @@ ONE = Ranks()
 
 
 @contextmanager
-def open_ranks(rank: int, size: int, *, store: str, device: torch.device, timeout: float) -> Iterator[Ranks]:
+def open_ranks(
+    rank: int, size: int, *, store: str, device: torch.device, timeout: float, width: int = 1
+) -> Iterator[Ranks]:
     """Connect to the other ranks at ``store``, a torch.distributed URL. Collectives time out after ``timeout`` seconds.
 
-    GPUs use NCCL, CPUs gloo.
+    GPUs use NCCL, CPUs gloo. ``width`` neighbours form one data-parallel rank.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
     try:
-        yield Ranks(rank, size)
+        # torch requires that every rank creates every group.
+        groups = [dist.new_group(list(range(part, size, width))) for part in range(width)] if width > 1 else [None]
+        yield Ranks(rank // width, size // width, part=rank % width, width=width, group=groups[rank % width])
     finally:
         dist.destroy_process_group()
 
@@ -165,6 +186,15 @@ def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]
 
 T = TypeVar("T")
 _MARK = "_membership"
+_STYLES: Mapping[str, Callable[[], ParallelStyle]] = {
+    "colwise": ColwiseParallel,
+    "rowwise": RowwiseParallel,
+    # A matrix whose output, or input, is full on each rank, because it is split elsewhere or normalized as a whole.
+    "colwise_gather_output": partial(ColwiseParallel, output_layouts=Replicate()),
+    "rowwise_split_input": partial(RowwiseParallel, input_layouts=Replicate()),
+    # A norm within heads: each rank has some heads, and the gradient of the weight is the sum over all heads.
+    "replicated_with_grad_allreduce": partial(SequenceParallel, sequence_dim=2, use_local_output=True),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,10 +239,16 @@ def shard(model: nn.Module, ranks: Ranks, sharding: ShardConfig, *, device: torc
     """Replace the weights of a language model, or of a critic with its backbone, by this rank's shards.
 
     Every rank must hold the same weights. Create the optimizer afterwards.
+
+    Raises:
+        ModelError: Tensor parallelism is enabled, and the model has no plan for it.
     """
     language_model = _language_model(model)
+    mesh = init_device_mesh(device.type, (ranks.size, ranks.width), mesh_dim_names=("data", "tensor"))
+    if ranks.width > 1:
+        _split(language_model, mesh["tensor"])
     settings: dict[str, Any] = {
-        "mesh": init_device_mesh(device.type, (ranks.size,)),
+        "mesh": mesh["data"],
         "reshard_after_forward": True,  # of the root too: weights that stay gathered would be stale after a step
         "mp_policy": MixedPrecisionPolicy(
             param_dtype=sharding.dtype,
@@ -235,6 +271,33 @@ def device_of(model: Any) -> torch.device:
     """Return the compute device of a model, which may have a LoRA or a scalar head; its shards may be elsewhere."""
     device: torch.device = _membership(model).device or _language_model(model).device
     return device
+
+
+def _split(model: Any, mesh: DeviceMesh) -> None:
+    """Replace each layer's matrices by this rank's columns or rows, by the model library's plan."""
+    config, width = model.config, mesh.size()
+    plan = {
+        name.removeprefix("layers.*."): style
+        for name, style in (getattr(config, "base_model_tp_plan", None) or {}).items()
+        if name.startswith("layers.*.")
+    }
+    unknown = sorted({*plan.values()} - _STYLES.keys())
+    heads = [config.num_attention_heads, getattr(config, "num_key_value_heads", config.num_attention_heads)]
+    reason = ""
+    if not plan:
+        reason = "transformers has no plan for it"
+    elif unknown:
+        reason = f"its plan has {', '.join(unknown)}"
+    elif any(count % width for count in heads):
+        reason = f"it has {heads[0]} heads and {heads[1]} KV heads"
+    if reason:
+        raise ModelError(
+            f"{type(model).__name__} cannot be split among {width} ranks: {reason}",
+            where="distributed.tensor_parallel",
+            fix="set it to 1: FSDP shards are as small, and are gathered layer by layer",
+        )
+    for layer in _layers(model):
+        parallelize_module(layer, mesh, {name: _STYLES[style]() for name, style in plan.items()})
 
 
 def ranks_of(model: Any) -> Ranks:

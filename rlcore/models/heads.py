@@ -17,7 +17,7 @@ from rlcore.hardware.out_of_memory import oom_retry
 from rlcore.hardware.precision import at_least_float32, no_autocast
 from rlcore.hardware.sharded import device_of, gather_full, ranks_of, run_forward
 from rlcore.models.architectures import pack_for
-from rlcore.models.policy import hidden_states, scatter_tokens
+from rlcore.models.policy import completion_states, hidden_states, scatter_tokens, state_scores
 from rlcore.models.saving import save_tensors
 from rlcore.text.packing import PackedBatch, TokenSequence
 
@@ -105,6 +105,32 @@ def score_values(
         values = run_forward(critic, partial(critic.token_values, batch.to(device_of(critic))))
         scatter_tokens(values, batch, results)
     return results
+
+
+@oom_retry
+@torch.no_grad()
+def score_shared(
+    critic: ScalarHeadModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, temperature: float
+) -> tuple[list[Float[Tensor, "_time"]], list[Float[Tensor, "_time"]]]:
+    """Return log-probabilities and values of a policy with the critic's head, from one forward pass per batch.
+
+    Both are lists with one float32 [T] tensor on the CPU per sequence.
+    """
+    logprobs, values = ([torch.empty(len(sequence.completion_ids)) for sequence in sequences] for _ in range(2))
+    policy = critic.backbone
+    for packed in pack_for(policy, sequences, tokens_per_microbatch=tokens_per_microbatch):
+        batch = packed.to(device_of(policy))
+        found = run_forward(critic, partial(_scores_and_values, critic, batch, temperature))
+        for flat, results in zip(found, (logprobs, values), strict=True):
+            scatter_tokens(flat, batch, results)
+    return logprobs, values
+
+
+def _scores_and_values(
+    critic: ScalarHeadModel, batch: PackedBatch, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    states = completion_states(critic.backbone, batch)
+    return state_scores(critic.backbone, states, batch, temperature=temperature), critic.state_values(states)
 
 
 @oom_retry

@@ -177,8 +177,9 @@ def _tensors(learner: Learner) -> dict[str, Tensors]:
         "policy": _weights(learner.policy, learner.ranks),
         "optimizer": _optimizer_tensors(learner.optimizer, learner.ranks),
     }
-    if learner.critic is not None:
-        tensors["critic"] = _weights(learner.critic, learner.ranks)
+    if learner.value_module is not None:
+        tensors["critic"] = _weights(learner.value_module, learner.ranks)
+    if learner.critic is not None and not learner.shares_backbone:
         tensors["critic_optimizer"] = _optimizer_tensors(learner.critic_optimizer, learner.ranks)
     return tensors
 
@@ -218,8 +219,9 @@ def _scalars(learner: Learner) -> dict[str, Any]:
 def _restore(folder: Path, learner: Learner, scalars: Mapping[str, Any]) -> None:
     _restore_weights(learner.policy, folder / "policy.safetensors")
     _restore_optimizer(learner.optimizer, folder / "optimizer.safetensors")
-    if learner.critic is not None:
-        _restore_weights(learner.critic, folder / "critic.safetensors")
+    if learner.value_module is not None:
+        _restore_weights(learner.value_module, folder / "critic.safetensors")
+    if learner.critic is not None and not learner.shares_backbone:
         _restore_optimizer(learner.critic_optimizer, folder / "critic_optimizer.safetensors")
     learner.policy_version = scalars["policy_version"]
     learner.tokens_per_microbatch = scalars["tokens_per_microbatch"]

@@ -221,6 +221,7 @@ def _samples(
     """Build the samples. With a critic, policy advantages are whitened, and returns use the raw ones."""
     raw = algorithm.advantage(episodes)
     advantages = whiten(raw, episodes.mask) if algorithm.uses_critic else raw
+    targets = algorithm.value_advantage(episodes) if algorithm.value_advantage else raw
     samples: list[TrainingSample] = []
     for episode, part in enumerate(parts):
         for rollout, start in zip(part, _starts(len(each.loss_mask) for each in part), strict=True):
@@ -237,7 +238,7 @@ def _samples(
                     ref_logprobs=passes.ref[i],
                     advantages=advantages[episode, span],
                     values=passes.values[i],
-                    returns=raw[episode, span] + passes.values[i],
+                    returns=targets[episode, span] + passes.values[i],
                     replica=rollout.replica,
                 )
             )

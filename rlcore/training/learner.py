@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from rlcore.algorithms.kl import KlController
@@ -63,9 +64,12 @@ class Learner:
         self.ranks = ranks_of(policy)
         update = config.update
         num_steps = config.num_iterations * update.num_epochs * update.num_minibatches
-        self.optimizer = make_optimizer([(policy, config.learning_rate)], update.optim)
+        groups: list[tuple[nn.Module, float]] = [(policy, config.learning_rate)]
+        if critic is not None and self.shares_backbone:
+            groups.append((critic.head, config.critic.learning_rate))
+        self.optimizer = make_optimizer(groups, update.optim)
         self.schedulers = [make_scheduler(self.optimizer, update.optim, num_steps=num_steps)]
-        if critic is not None:
+        if critic is not None and not self.shares_backbone:
             self.critic_optimizer = make_optimizer([(critic, config.critic.learning_rate)], self._critic_optim)
             self.schedulers.append(make_scheduler(self.critic_optimizer, self._critic_optim, num_steps=num_steps))
         self.kl = KlController(coefficient=config.kl.coefficient, target=config.kl.target, horizon=config.kl.horizon)
@@ -78,9 +82,20 @@ class Learner:
         self._skipped, self._accumulated = list[str](), list[str]()  # errors of skipped steps; digests of samples
 
     @property
+    def shares_backbone(self) -> bool:
+        """True if the critic is a head on the policy's backbone, trained by the policy's optimizer."""
+        return self.critic is not None and self.critic.backbone is self.policy
+
+    @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Optimizer of the policy, and that of the critic if there is one."""
-        return [self.optimizer, self.critic_optimizer] if self.critic is not None else [self.optimizer]
+        """Optimizer of the policy, and that of the critic if it has its own."""
+        own = self.critic is not None and not self.shares_backbone
+        return [self.optimizer, self.critic_optimizer] if own else [self.optimizer]
+
+    @property
+    def value_module(self) -> nn.Module | None:
+        """Module that only the critic uses: its backbone or adapter with head, or the head alone."""
+        return self.critic.head if self.critic is not None and self.shares_backbone else self.critic
 
     def update(self, samples: Sequence[TrainingSample], *, seed: int) -> UpdateStats:
         """Train on the samples of one iteration.
@@ -219,8 +234,8 @@ class Learner:
             self._show_progress(number / len(batches))
             for loss, name in losses.each(Columns(trained, counted, batch), totals):
                 add_gradient(loss, scale=self.loss_scale.value, name=name, ranks=self.ranks)
-        for optimizer in self.optimizers:
-            self.ranks.sum_gradients(parameters_of(optimizer))
+        for parameters in self._learning_parameters():
+            self.ranks.sum_gradients(parameters)
         return totals.merged(self.ranks)
 
     def _show_progress(self, fraction: float) -> None:
@@ -232,21 +247,30 @@ class Learner:
 
         The policy takes no step if its gradient is zero except for rounding, because momentum alone would move it.
         """
-        names = ("gradient_norm", "critic/gradient_norm")
-        limits = (self.config.update.optim.max_grad_norm, self._critic_optim.max_grad_norm)
-        norms = [
-            clip_gradient(parameters_of(optimizer), max_grad_norm=limit, scale=self.loss_scale.value)
-            for optimizer, limit in zip(self.optimizers, limits, strict=False)
-        ]
-        for name, norm in zip(names, norms, strict=False):
-            totals.record(name, norm)
-        moves = norms[0] > ROUNDING
-        if self.critic is not None:
+        learning, own = self._learning_parameters()
+        scale = self.loss_scale.value
+        norm = clip_gradient(learning, max_grad_norm=self.config.update.optim.max_grad_norm, scale=scale)
+        if own:
+            critic_norm = clip_gradient(own, max_grad_norm=self._critic_optim.max_grad_norm, scale=scale)
+            totals.record("critic/gradient_norm", critic_norm)
+        totals.record("gradient_norm", norm)
+        moves = norm > ROUNDING
+        if self.shares_backbone and not moves:
+            for parameter in learning:
+                parameter.grad = None  # the head's step must not move the policy by momentum
+        elif self.critic is not None and not self.shares_backbone:
             take_step(self.critic_optimizer)
-        if moves:
+        if moves or self.shares_backbone:
             take_step(self.optimizer)
             self.steps_taken += 1
         self._has_moved, self.num_skipped = self._has_moved or moves, 0 if moves else self.num_skipped
+
+    def _learning_parameters(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Return the policy's and the critic's own parameters; a shared critic's head is last in the optimizer."""
+        learning = parameters_of(self.optimizer)
+        if self.shares_backbone:
+            return learning[:-1], learning[-1:]
+        return learning, parameters_of(self.critic_optimizer) if self.critic is not None else []
 
     @property
     def _critic_optim(self) -> OptimConfig:

@@ -102,7 +102,7 @@ class LocalLearner:
             critic=self.learner.critic,
             temperature=self.config.sampling.temperature,
             tokens_per_microbatch=self.learner.tokens_per_microbatch,  # a budget that fits the update fits these passes
-            bootstrap_truncated=self.config.critic.bootstrap_truncated,
+            bootstrap_truncated=self.config.critic.gae.bootstrap_truncated,
         )
         return models.passes(sequences, needs_policy=needs_policy, cut=cut)
 

@@ -1,4 +1,4 @@
-"""Losses of the micro-batches of one optimizer step: policy and critic."""
+"""Losses of the micro-batches of one optimizer step: policy, critic, or both in one pass."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from rlcore.models.architectures import pack_for
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import completion_logprobs, completion_loss, completion_states
 from rlcore.seeding import shuffled
+from rlcore.text.packing import PackedBatch
 from rlcore.training.audit.loss_formula import kl_sums
 from rlcore.training.minibatches import Columns, num_policy_tokens, token_sequences
 from rlcore.training.scoring_models import ScoringModels
@@ -53,6 +54,10 @@ class StepLosses:
 
         A loss is computed after the backward pass of the previous one.
         """
+        if self.critic is not None and self.critic.backbone is self.policy:
+            shared = partial(self._shared, self.critic, columns, totals)
+            yield run_forward(self.policy, shared), "the loss of policy and critic"
+            return
         if self.trains_policy:
             yield run_forward(self.policy, partial(self._policy, columns, totals)), "the policy's loss"
         if self.critic is not None:
@@ -107,9 +112,28 @@ class StepLosses:
 
     def _policy(self, columns: Columns, totals: StatAccumulator) -> Tensor:
         batch = columns.batch.to(device_of(self.policy))
+        return self._policy_loss(columns, completion_states(self.policy, batch), batch, totals)
+
+    def _critic(self, critic: ScalarHeadModel, columns: Columns, totals: StatAccumulator) -> Tensor:
+        predicted = critic.token_values(columns.batch.to(device_of(critic)))
+        return critic_loss(columns, predicted, self.config.critic, totals)
+
+    def _shared(self, critic: ScalarHeadModel, columns: Columns, totals: StatAccumulator) -> Tensor:
+        """Return both losses from one forward pass; the critic's skips the backbone with ``detach`` or in warm-up."""
+        batch = columns.batch.to(device_of(self.policy))
+        with torch.set_grad_enabled(self.trains_policy):
+            states = completion_states(self.policy, batch)
+        spares = self.config.critic.detach or not self.trains_policy
+        values = critic.state_values(states.detach() if spares else states)
+        loss = self.config.critic.coefficient * critic_loss(columns, values, self.config.critic, totals)
+        if self.trains_policy:
+            loss = loss + self._policy_loss(columns, states, batch, totals)
+        return loss
+
+    def _policy_loss(self, columns: Columns, states: Tensor, batch: PackedBatch, totals: StatAccumulator) -> Tensor:
         return completion_loss(
             self.policy,
-            completion_states(self.policy, batch),
+            states,
             batch,
             PolicyTerms(step=self, columns=columns, totals=totals),
             temperature=self.config.sampling.temperature,
@@ -117,10 +141,6 @@ class StepLosses:
             # no token's loss depends on another token of its sequence
             by_token=self.algorithm.ratio is token_ratio and self.coefficients.mismatch.level == "token",
         )
-
-    def _critic(self, critic: ScalarHeadModel, columns: Columns, totals: StatAccumulator) -> Tensor:
-        predicted = critic.token_values(columns.batch.to(device_of(critic)))
-        return critic_loss(columns, predicted, self.config.critic, totals)
 
 
 def coefficients_of(config: RlConfig, *, kl: float, penalty: PenaltyController | None) -> Coefficients:
@@ -207,6 +227,7 @@ def critic_loss(
         columns.get("values").to(device).masked_fill(masked, 0.0),
         columns.get("returns").to(device).masked_fill(masked, 0.0),
         clip_range=config.clip_range,
+        huber_delta=config.huber_delta,
     )
     loss = (columns.weights.to(device) * per_token).sum()
     totals.add_loss("loss/value", loss)

@@ -229,7 +229,7 @@ def clip_gradient(parameters: Iterable[nn.Parameter], *, max_grad_norm: float, s
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if scale != 1.0 and gradients:  # a batch without signal has none
         torch._foreach_mul_(gradients, 1.0 / scale)
-    norm = float(gather_full(nn.utils.clip_grad_norm_(parameters, max_grad_norm)))
+    norm = _clip(parameters, max_grad_norm)
     if not math.isfinite(norm):
         for parameter in parameters:
             parameter.grad = None
@@ -238,6 +238,19 @@ def clip_gradient(parameters: Iterable[nn.Parameter], *, max_grad_norm: float, s
             fix="lower the learning rate, or check the rollouts of this iteration; "
             "in float16, try hardware.dtype = 'bfloat16', which has a larger range",
         )
+    return norm
+
+
+def _clip(parameters: Sequence[nn.Parameter], max_norm: float) -> float:
+    meshes: dict[object, list[Tensor]] = {}
+    for gradient in (parameter.grad for parameter in parameters if parameter.grad is not None):
+        meshes.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
+    if len(meshes) <= 1:
+        return float(gather_full(nn.utils.clip_grad_norm_(parameters, max_norm)))
+    # torch clips gradients of a single mesh, but sharded matrices have another mesh than the rest.
+    norm = float(torch.stack([gather_full(nn.utils.get_total_norm(each)) for each in meshes.values()]).norm())
+    for each in meshes.values():
+        torch._foreach_mul_(each, min(1.0, max_norm / (norm + 1e-6)))
     return norm
 
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from rlcore.hardware.sharded import device_of, ranks_of, run_forward
 from rlcore.models.architectures import pack_for, rank_indices
-from rlcore.models.heads import ScalarHeadModel, score_rewards, score_values
+from rlcore.models.heads import ScalarHeadModel, score_rewards, score_shared, score_values
 from rlcore.models.policy import completion_logprobs, scatter_tokens, score_sequences
 from rlcore.text.packing import TokenSequence
 from rlcore.types import Rollout
@@ -92,13 +92,17 @@ class ScoringModels:
         """Score the sequences of this rank."""
         old = ref = values = [torch.zeros(len(sequence.completion_ids)) for sequence in sequences]
         budget, temperature = self.tokens_per_microbatch, self.temperature
-        if needs_policy:
+        shared = self.critic is not None and self.critic.backbone is self.policy
+        if needs_policy and self.critic is not None and shared:
+            old, values = score_shared(self.critic, sequences, tokens_per_microbatch=budget, temperature=temperature)
+        elif needs_policy:
             old = score_sequences(self.policy, sequences, tokens_per_microbatch=budget, temperature=temperature)
         if self.reference is not None:
             ref = score_sequences(self.reference, sequences, tokens_per_microbatch=budget, temperature=temperature)
         next_values = torch.zeros(len(sequences))
         if self.critic is not None:
-            values = score_values(self.critic, sequences, tokens_per_microbatch=budget)
+            if not (needs_policy and shared):
+                values = score_values(self.critic, sequences, tokens_per_microbatch=budget)
             if self.bootstrap_truncated and ranks_of(self.policy).any(bool(cut)):
                 # The value after the last token is read from the state that also scores whole sequences.
                 chosen = [sequences[i] for i in cut]

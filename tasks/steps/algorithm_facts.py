@@ -63,7 +63,7 @@ def _deciding(rl: RlConfig) -> RlConfig:
         ),
         update=UpdateConfig(num_epochs=min(rl.steps_per_iteration, 2), objective=rl.update.objective),
         kl=KlConfig(coefficient=float(rl.kl.coefficient > 0.0), apply_to=rl.kl.apply_to),
-        critic=CriticConfig(gamma=critic.gamma, lam=critic.lam),
+        critic=CriticConfig(gamma=critic.gamma, lam=critic.lam, gae=critic.gae),
     )
 
 

@@ -21,6 +21,7 @@ from tests.flows.homes import folder, weights, without
 from tests.flows.micro import MICRO
 
 TWO = ("distributed.backend=processes", "distributed.learner_ranks=2")
+SPLIT = (*TWO, "distributed.tensor_parallel=2")
 BESIDE = ("distributed.backend=processes", "distributed.cpu_offload=true")  # one rank
 ALONE = 'without=["stages.ppo"]'
 
@@ -94,9 +95,12 @@ def assert_grpo_learns_alike(home: Path, micro_home: Path) -> None:
 
 
 @pytest.mark.scale
-def test_grpo_learns_as_in_one_process_where_shards_rest_beside_the_device(micro_home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("placed", [SPLIT, BESIDE])
+def test_grpo_learns_as_in_one_process_where_layers_are_split_or_shards_rest_beside_the_device(
+    placed: tuple[str, ...], micro_home: Path, tmp_path: Path
+) -> None:
     home = without(micro_home, tmp_path / "home", "grpo")
-    done = run_flows("run", home, *BESIDE, ALONE)
+    done = run_flows("run", home, *placed, ALONE)
     assert done.returncode == 0, done.stderr
     assert_grpo_learns_alike(home, micro_home)
 

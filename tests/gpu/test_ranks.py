@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaConfig
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import UpdateConfig
+from rlcore.config import CriticConfig, UpdateConfig
 from rlcore.hardware.sharded import Ranks, ShardConfig, gather_full, open_ranks, shard
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.policy import score_sequences
@@ -23,14 +24,13 @@ MODEL = micro.make(LlamaConfig, tie_word_embeddings=True)
 def make_learner(
     kind: str, device: torch.device, dtype: torch.dtype, ranks: Ranks | None, *, offload: bool = False
 ) -> Learner:
-    """GRPO, or PPO with a critic; in shards where there are ranks."""
-    policy, critic = micro.placed(MODEL, device, dtype), None
-    if kind == "ppo":
-        backbone = micro.placed(MODEL, device, dtype)
-        critic = ScalarHeadModel.with_random_head(backbone, torch.Generator().manual_seed(0))
-    for model in filter(None, (policy, critic)) if ranks is not None else ():
-        shard(model, ranks, ShardConfig(offload=offload), device=device)
-    config = micro.rl_config(kind, update=UpdateConfig(tokens_per_microbatch=128))
+    """GRPO, or PPO with the critic's head on the policy's backbone; in shards where there are ranks."""
+    policy: Any = micro.placed(MODEL, device, dtype)
+    critic = ScalarHeadModel.with_random_head(policy, torch.Generator().manual_seed(0)) if kind == "ppo" else None
+    if ranks is not None:
+        shard(critic or policy, ranks, ShardConfig(offload=offload), device=device)
+    placement, update = CriticConfig(architecture="shared"), UpdateConfig(tokens_per_microbatch=128)
+    config = micro.rl_config(kind, critic=placement, update=update)
     return Learner(policy, critic, algorithm=ALGORITHMS[kind], config=config)
 
 
@@ -39,7 +39,7 @@ def course(learner: Learner) -> tuple[torch.Tensor, torch.Tensor]:
     for seed in range(2):
         learner.update(micro.samples(SEQUENCES, seed=seed), seed=seed)
     scores = torch.cat(score_sequences(learner.policy, SEQUENCES, tokens_per_microbatch=128))
-    modules = [learner.policy, *([learner.critic] if learner.critic is not None else [])]
+    modules = [learner.policy] if learner.critic is None else [learner.critic]
     return torch.cat([gather_full(p.detach()).flatten().cpu() for m in modules for p in m.parameters()]), scores
 
 

@@ -11,7 +11,7 @@ import torch
 from transformers import LlamaConfig
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.config import LoraConfig, UpdateConfig
+from rlcore.config import CriticConfig, LoraConfig, UpdateConfig
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import add_lora
 from rlcore.models.policy import score_sequences
@@ -24,17 +24,18 @@ MODEL = micro.make(LlamaConfig, tie_word_embeddings=True)
 
 
 def make_learner(kind: str, device: torch.device, dtype: torch.dtype) -> Learner:
-    """GRPO, GRPO with an adapter, PPO with a critic."""
+    """GRPO, GRPO with an adapter, PPO with a critic of its own or on the policy's backbone."""
     adapter = LoraConfig(rank=4) if kind == "adapter" else LoraConfig()
     policy: Any = micro.placed(MODEL, device, dtype)
     if adapter.rank:
         policy = add_lora(policy.requires_grad_(False), adapter, "policy", seed=0)
     critic = None
-    if kind == "critic":
-        backbone = micro.placed(MODEL, device, dtype)
+    if kind.startswith("critic"):
+        backbone = policy if kind == "critic on the backbone" else micro.placed(MODEL, device, dtype)
         critic = ScalarHeadModel.with_random_head(backbone, torch.Generator().manual_seed(0))
     name = "ppo" if critic else "grpo"
-    config = micro.rl_config(name, update=UpdateConfig(tokens_per_microbatch=128, lora=adapter))
+    placement = CriticConfig(architecture="shared" if kind == "critic on the backbone" else "separate")
+    config = micro.rl_config(name, critic=placement, update=UpdateConfig(tokens_per_microbatch=128, lora=adapter))
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
 
 
@@ -43,7 +44,7 @@ def states_of(learner: Learner) -> torch.Tensor:
     return torch.cat([micro.weights_of(model) for model in models])
 
 
-@pytest.mark.parametrize("kind", ["full", "adapter", "critic"])
+@pytest.mark.parametrize("kind", ["full", "adapter", "critic", "critic on the backbone"])
 def test_a_run_that_is_resumed_between_two_updates_ends_like_one_that_is_not(
     kind: str, device: torch.device, dtype: torch.dtype, tmp_path: Path
 ) -> None:

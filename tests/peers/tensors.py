@@ -9,7 +9,7 @@ import torch
 from rlcore.algorithms.objective import Coefficients, LossInputs
 from rlcore.config import RolloutCorrectionConfig
 
-NO_EXTRAS = Coefficients(kl=0.0, kl_estimator="k3_ratio", entropy=0.0, mismatch=RolloutCorrectionConfig(mode="off"))
+NO_EXTRAS = Coefficients(kl=0.0, kl_estimator="k2", entropy=0.0, mismatch=RolloutCorrectionConfig(mode="off"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ A sequence is a list of tokens; a token is a tuple of Python floats, or of float
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,35 @@ def clipped_objective(token: Token, low: float, high: float) -> torch.Tensor:
     clipped = ratio if low <= ratio <= high else torch.tensor(low if ratio < low else high, dtype=torch.float64)
     first, second = ratio * token.advantage, clipped * token.advantage
     return first if first <= second else second
+
+
+def ppo_loss(sequences: Sequence[Sequence[Token]], *, clip: float) -> torch.Tensor:
+    """Minus the mean over all tokens of the batch."""
+    total, count = torch.zeros((), dtype=torch.float64), 0
+    for sequence in sequences:
+        for token in sequence:
+            total = total - clipped_objective(token, 1.0 - clip, 1.0 + clip)
+            count += 1
+    return total / count
+
+
+def grpo_loss(sequences: Sequence[Sequence[Token]], *, clip: float, beta: float) -> torch.Tensor:
+    """Minus the mean over sequences of the mean over tokens (Shao et al. 2024, eq. 3), k3 weighted by the ratio."""
+    total = torch.zeros((), dtype=torch.float64)
+    for sequence in sequences:
+        of_sequence = torch.zeros((), dtype=torch.float64)
+        for token in sequence:
+            gap = token.ref_logprob - token.logprob
+            kl = torch.exp(token.logprob - token.old_logprob) * (torch.exp(gap) - gap - 1.0)
+            of_sequence = of_sequence + clipped_objective(token, 1.0 - clip, 1.0 + clip) - beta * kl
+        total = total - of_sequence / len(sequence)
+    return total / len(sequences)
+
+
+def value_loss(value: float, old_value: float, target: float, *, clip: float) -> float:
+    """``0.5 max((V - R)^2, (V_clipped - R)^2)`` of one token."""
+    clipped = min(max(value, old_value - clip), old_value + clip)
+    return 0.5 * max((value - target) ** 2, (clipped - target) ** 2)
 
 
 def one_at_a_time(model: PreTrainedModel, sequence: TokenSequence, *, temperature: float = 1.0) -> torch.Tensor:

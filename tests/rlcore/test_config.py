@@ -264,6 +264,9 @@ def test_a_table_that_cannot_be_built_is_left_out_of_its_names() -> None:
         ({"gather_in_compute_dtype": True}, "need backend = 'processes'"),
         ({"backend": "processes", "shard": "replicate", "gather_in_compute_dtype": True}, "needs shards"),
         ({"cpu_offload": True}, "need backend = 'processes'"),
+        ({"tensor_parallel": 2}, "no multiple of tensor_parallel = 2"),
+        ({"backend": "processes", "learner_ranks": 3, "tensor_parallel": 2}, "no multiple of tensor_parallel = 2"),
+        ({"backend": "processes", "learner_ranks": 2, "tensor_parallel": 2, "shard": "replicate"}, "needs shards"),
         ({"backend": "processes", "shard": "replicate", "cpu_offload": True}, "needs shards"),
         ({"backend": "processes", "learner_ranks": 2, "devices": (0,)}, "names 1 GPUs, 2 ranks need 2"),
     ],
@@ -291,6 +294,7 @@ REWARD_MODEL = RewardModelConfig(
         ({"shard": "full"}, ADAPTED, "stages.grpo.update.lora.rank > 0"),
         ({"gather_in_compute_dtype": True}, ADAPTED, "stages.grpo.update.lora.rank > 0"),
         ({"cpu_offload": True, "learner_ranks": 1}, ADAPTED, "stages.grpo.update.lora.rank > 0"),
+        ({"tensor_parallel": 2}, ADAPTED, "stages.grpo.update.lora.rank > 0"),
         ({}, ADAPTED, ""),
         ({}, EIGHT_BIT, "stages.grpo.update.optim.kind = 'adamw_8bit'"),
         ({"shard": "replicate"}, EIGHT_BIT, ""),
@@ -324,6 +328,7 @@ def test_samplers_of_a_cluster_are_the_built_in_engine() -> None:
         ({"timeout_minutes": 1.0, "max_restarts": 0}, {}),  # one rank computes, wherever and however long
         ({"learner_ranks": 2}, {}),
         ({"backend": "ray", "learner_ranks": 2, "ray": RayConfig(num_rollout_workers=3, num_reward_workers=1)}, {}),
+        ({"learner_ranks": 2, "tensor_parallel": 2}, {"tensor_parallel": 2}),
         ({"cpu_offload": True}, {"cpu_offload": True}),
     ],
 )

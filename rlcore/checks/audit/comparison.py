@@ -54,7 +54,7 @@ def sample_errors(
         if error := _shape_error(item, sample, config.sampling.max_new_tokens, has_tools=has_tools):
             yield error
             return
-    continues = config.critic.bootstrap_truncated
+    continues = config.critic.gae.bootstrap_truncated
     for item, value in zip(kept, beyond, strict=True):
         if value and not (continues and item.rollout.finish_reason == "length"):
             yield Discrepancy("the critic's value beyond an end", "0", f"{value:.6g}", rollout=item)
@@ -138,7 +138,7 @@ def _model_errors(
     if not found.values:
         return
     pairs = [("the critic's values", found.values[number], sample.values[positions])]
-    if config.critic.bootstrap_truncated and item.rollout.finish_reason == "length":
+    if config.critic.gae.bootstrap_truncated and item.rollout.finish_reason == "length":
         of_end = torch.tensor([found.next_values[number]]), torch.tensor([beyond])
         pairs.append(("the critic's value beyond an end", *of_end))
     for name, ours, theirs in pairs:

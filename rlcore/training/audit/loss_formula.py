@@ -141,7 +141,14 @@ def _surrogate(row: AlgorithmSpec, log_ratio: Tensor, logprobs: Tensor, advantag
 def _kl(estimator: str, gap: Tensor, ratio: Tensor) -> Tensor:
     gap = gap.clamp(-_LOG_RATIO, _LOG_RATIO)
     k3 = torch.expm1(-gap) + gap
-    return {"k3_ratio": ratio * k3, "k3_plain": k3}[estimator]
+    kinds = {
+        "k1_ratio": ratio * gap,
+        "k2": ratio.detach() * gap**2 / 2.0,
+        "k3_ratio": ratio * k3,
+        "k2_plain": gap**2 / 2.0,
+        "k3_plain": k3,
+    }
+    return kinds[estimator]
 
 
 def _correction(gap: Tensor, config: RolloutCorrectionConfig) -> Tensor:
@@ -153,11 +160,16 @@ def _correction(gap: Tensor, config: RolloutCorrectionConfig) -> Tensor:
 
 
 def value_loss(values: Tensor, old: Tensor, target: Tensor, config: CriticConfig) -> Tensor:
-    """Return half the larger of the squared errors of the value and of the clipped value [n]."""
-    errors = [(values - target) ** 2]
+    """Return half the larger of the squared (or Huber) errors of the value and of the clipped value [n]."""
+    errors = [(values - target).abs()]
     if config.clip_range:
         near = old + (values - old).clamp(-config.clip_range, config.clip_range)
-        errors.append((near - target) ** 2)
+        errors.append((near - target).abs())
+    delta = config.huber_delta
+    if delta:
+        errors = [torch.where(e <= delta, e**2, delta * (2.0 * e - delta)) for e in errors]
+    else:
+        errors = [e**2 for e in errors]
     return 0.5 * torch.stack(errors).amax(0)
 
 

@@ -120,7 +120,8 @@ class OptimizerChecker:
     def _check_gradients(self, optimizer: torch.optim.Optimizer, learning: Sequence[nn.Parameter]) -> None:
         """Remove tensors with a gradient from the list of tensors without. Steps without any gradient do not count."""
         without = self._without[id(optimizer)]
-        if not without:
+        trains_policy = optimizer is not self._learner.optimizer or len(learning) > 1  # else only a head warms up
+        if not without or not trains_policy:
             return
         before = len(without)
         without -= {id(p) for p in learning if id(p) in without and bool(p.grad.any())}  # type: ignore[union-attr]
@@ -209,7 +210,8 @@ class _Followed:
         states = [optimizer.state.get(p, {}) for p in parameters]
         pairs = list(zip(parameters, states, strict=True))
         each = partial(torch.repeat_interleave, repeats=torch.tensor(where.counts))
-        rates = [_expected_rate(learner, optimizer)] * len(parameters)
+        critics = {id(p) for p in learner.value_module.parameters()} if learner.value_module is not None else set()
+        rates = [_expected_rate(learner, optimizer, is_critics=id(p) in critics) for p in parameters]
         return cls(
             where=where,
             start=where.numbers(),
@@ -232,10 +234,11 @@ class _Followed:
         return moved
 
 
-def _expected_rate(learner: Learner, optimizer: torch.optim.Optimizer) -> float:
+def _expected_rate(learner: Learner, optimizer: torch.optim.Optimizer, *, is_critics: bool) -> float:
+    """Return the scheduled learning rate of this step for a weight of the policy or of the critic."""
     config: RlConfig = learner.config
     steps = config.update.num_epochs * config.update.num_minibatches
-    highest = config.learning_rate if optimizer is learner.optimizer else config.critic.learning_rate
+    highest = config.critic.learning_rate if is_critics else config.learning_rate
     step = learner.policy_version * steps + learner.step_of_update
     return learning_rate_at(_config_of(learner, optimizer), highest, step, num_steps=config.num_iterations * steps)
 
@@ -251,8 +254,9 @@ def _learning(learner: Learner) -> Iterator[tuple[str, nn.Parameter]]:
     critic = learner.critic
     if critic is not None:
         yield from ((f"critic.head.{name}", p) for name, p in critic.head.named_parameters())
-        heads = {id(p) for p in _head_of(critic.backbone)}  # the language head gives no value
-        yield from ((f"critic.{name}", p) for name, p in _own(critic.backbone) if id(p) not in heads)
+        if not learner.shares_backbone:
+            heads = {id(p) for p in _head_of(critic.backbone)}  # the language head gives no value
+            yield from ((f"critic.{name}", p) for name, p in _own(critic.backbone) if id(p) not in heads)
 
 
 def _own(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
@@ -367,11 +371,16 @@ class GradientChecker:
 
     def errors(self, optimizer: torch.optim.Optimizer, learning: Sequence[nn.Parameter]) -> list[str]:
         """Return the errors of the gradient of the coming step."""
-        if not is_single_process(self._learner.policy) or not learning:
+        learner = self._learner
+        if not is_single_process(learner.policy) or not learning:
             return []
-        bound = _config_of(self._learner, optimizer).max_grad_norm
-        error = self._error(learning, self._chosen[id(optimizer)], bound)
-        return [error] if error else []
+        own = {id(p) for p in learner.value_module.parameters()} if learner.value_module is not None else set()
+        parts = [[p for p in learning if (id(p) in own) == is_critics] for is_critics in (False, True)]
+        update = learner.config.update.optim
+        bounds = (update.max_grad_norm, (learner.config.critic.optim or update).max_grad_norm)
+        pairs = zip(parts, bounds, strict=True)
+        chosen = self._chosen[id(optimizer)]
+        return [error for part, bound in pairs if part and (error := self._error(part, chosen, bound))]
 
     def _error(self, learning: Sequence[nn.Parameter], chosen: Collection[int], bound: float) -> str:
         norms = torch._foreach_norm([p.grad for p in learning if p.grad is not None])

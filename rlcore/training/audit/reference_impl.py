@@ -199,12 +199,16 @@ def _with_critic(
     config: RlConfig,
     next_values: Sequence[float],
 ) -> ExpectedSamples:
-    """Return whitened advantages, and returns from the unwhitened ones."""
+    """Return whitened advantages, and returns from the unwhitened ones with the critic's lambda."""
     critic, raw, returns = config.critic, [], []
     for earned, sample, mask, beyond in zip(rewards, samples, masks, next_values, strict=True):
-        values = sample.values.tolist()
-        raw.append(_gae(earned, values, mask, gamma=critic.gamma, lam=critic.lam, beyond=beyond))
-        returns.append([advantage + value for advantage, value in zip(raw[-1], values, strict=True)])
+        values, length = sample.values.tolist(), max(1, sum(mask))
+        alpha = critic.gae.lam_alpha
+        lam = max(0.0, 1.0 - 1.0 / (alpha * length)) if alpha > 0.0 else critic.lam
+        raw.append(_gae(earned, values, mask, gamma=critic.gamma, lam=lam, beyond=beyond))
+        own = critic.lam if critic.gae.lam_value is None else critic.gae.lam_value
+        of_value = _gae(earned, values, mask, gamma=critic.gamma, lam=own, beyond=beyond)
+        returns.append([advantage + value for advantage, value in zip(of_value, values, strict=True)])
     flat = [value for row, mask in zip(raw, masks, strict=True) for value, own in zip(row, mask, strict=True) if own]
     centre, spread = _mean(flat), _std(flat)
     varies = max(flat) - min(flat) > EQUAL

@@ -236,7 +236,8 @@ def _passes(learner: Learner, sample: TrainingSample, *, is_compared: bool) -> _
         entropy = -(learned.exp() * learned).sum(-1)
     if critic is None:
         return _Passes(logprobs=logprobs, entropy=entropy, values=None)
-    with torch.set_grad_enabled(is_compared):
+    is_detached = learner.shares_backbone and (config.critic.detach or not trains_policy)
+    with torch.set_grad_enabled(is_compared and not is_detached):
         values = plain_values(critic, sequence, own)
     return _Passes(logprobs=logprobs, entropy=entropy, values=values)
 
@@ -261,7 +262,7 @@ def _losses_of(
         with torch.no_grad():
             dtype = compute_dtype(learner.critic.backbone)
             made["loss/value"] = loss, (counts * value_slack(values, old, target, config.critic, dtype)).sum()
-        learned = learned + loss.cpu()
+        learned = learned + (config.critic.coefficient if learner.shares_backbone else 1.0) * loss.cpu()
     return made, learned
 
 
@@ -276,9 +277,9 @@ def _kl_of(
 
 
 def _learning(learner: Learner) -> list[list[tuple[str, nn.Parameter]]]:
-    """Return the trained tensors of the policy and of the critic; none of a sharded model."""
+    """Return the trained tensors of the policy, and of a critic with its own backbone; none of a sharded model."""
     named = [learner.policy.named_parameters()]
-    if learner.critic is not None:
+    if learner.critic is not None and not learner.shares_backbone:
         named.append(learner.critic.named_parameters(prefix="critic"))
     return [[(name, p) for name, p in each if p.requires_grad and not is_shard(p)] for each in named]
 

@@ -130,6 +130,7 @@ def need(name: str, config: RunConfig, size: ModelSize, device: Device) -> Need:
     lowers = {
         f"{path}.update.lora.rank = 16": not rl.update.lora.rank,
         f"{path}.update.optim.kind = 'adamw_8bit'": rl.update.optim.kind == "adamw",
+        f"{path}.critic.architecture = 'shared'": has_critic and rl.critic.architecture == "separate",
         f"{path}.kl.coefficient = 0.0": rl.kl.coefficient > 0.0 and not rl.update.lora.rank,
         "engine.gpus.gpu_memory_utilization": engine > 0,
         OFFLOAD: not rl.update.lora.rank and not config.distributed.cpu_offload,

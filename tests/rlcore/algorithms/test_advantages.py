@@ -22,6 +22,7 @@ from rlcore.algorithms.advantages import (
     group_relative,
     has_signal,
     leave_one_out,
+    length_adaptive_gae,
     per_token_reward,
     whiten,
 )
@@ -122,6 +123,13 @@ def test_whitening_of_float32_computes_in_float64() -> None:
     std = math.sqrt(6.171875 / 4)
     expected = torch.tensor([[-1.1875 / std, -0.1875 / std, -0.6875 / std, 2.0625 / std]])
     assert torch.equal(whiten(values, torch.ones(1, 4, dtype=torch.bool)), expected)
+
+
+def test_adaptive_lambda_computes_in_float64() -> None:
+    rewards = torch.tensor([[0.0, 0.0, 1.0], [0.1, 0.2, 0.5]], dtype=torch.float64)
+    episodes = strategies.episodes([1.0, 0.8], mask=torch.ones(2, 3, dtype=torch.bool), token_rewards=rewards)
+    lam = 1.0 - 1.0 / (0.7 * 3)
+    assert torch.equal(length_adaptive_gae(episodes, gamma=1.0, alpha=0.7), gae(episodes, gamma=1.0, lam=lam))
 
 
 @pytest.mark.parametrize("rewards", [[1.0, -1.0], [0.0, -3.0], [-0.5, -1.0, 0.25]])
@@ -248,6 +256,22 @@ def test_truncated_episode_bootstraps_next_value() -> None:
     cut, ended = gae(rows, gamma=0.5, lam=0.8).tolist()
     assert cut == pytest.approx([0.36, 0.9, 0.0])
     assert ended == pytest.approx([0.24, 0.6, 0.0])
+
+
+def test_length_adaptive_lambda_by_hand() -> None:
+    # alpha 0.5. Four tokens: lam = 1 - 1/2 = 0.5; V = 0 and r = 1 at the end, so A = [1/8, 1/4, 1/2, 1].
+    # Two tokens (and padding): lam = 1 - 1/1 = 0, A = [0, 1]. One token: 1 - 2 < 0 counts as 0, A = [1].
+    lengths = [4, 2, 1]
+    mask = torch.tensor([[t < length for t in range(4)] for length in lengths])
+    rewards = torch.tensor([[float(t == length - 1) for t in range(4)] for length in lengths], dtype=torch.float64)
+    rows = strategies.episodes([1.0] * 3, mask=mask, token_rewards=rewards)
+    # alpha 0.1: 1 - 1/0.2 = -4 for two tokens counts as 0 too.
+    assert length_adaptive_gae(rows, gamma=1.0, alpha=0.1)[1].tolist() == [0.0, 1.0, 0.0, 0.0]
+    assert length_adaptive_gae(rows, gamma=1.0, alpha=0.5).tolist() == [
+        [0.125, 0.25, 0.5, 1.0],
+        [0.0, 1.0, 0.0, 0.0],
+        [1.0, 0.0, 0.0, 0.0],
+    ]
 
 
 @pytest.mark.parametrize("function", GROUP_ADVANTAGES)

@@ -1,21 +1,28 @@
-"""Expected gradients of whole rows, by enumeration of all completions."""
+"""Whole rows: expected gradients by enumeration, and plain loops over ragged batches with tool output."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from rlcore.algorithms import advantages
 from rlcore.algorithms.advantages import AdvantageInputs
-from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss
+from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss, value_loss
 from rlcore.algorithms.table import ALGORITHMS, Algorithm, with_constants
 from rlcore.config import RolloutCorrectionConfig
 from tests import strategies
+from tests.reference import iteration
 from tests.reference.table_policy import TablePolicy, Tokens
 
-ALONE = Coefficients(kl=0.0, kl_estimator="k3_ratio", entropy=0.0, mismatch=RolloutCorrectionConfig(mode="off"))
+ALONE = Coefficients(kl=0.0, kl_estimator="k2", entropy=0.0, mismatch=RolloutCorrectionConfig(mode="off"))
 
 
 def expected_gradient(
@@ -157,3 +164,135 @@ def test_distillation_follows_reverse_kl_per_token(longest: int) -> None:
     policy, teacher = (TablePolicy(longest=longest, ends=False, seed=seed) for seed in (3, 4))
     expected = torch.autograd.grad(reverse_kl(policy, teacher), policy.logits)[0] / longest
     torch.testing.assert_close(distilled(policy, teacher), expected, rtol=1e-6, atol=1e-9)
+
+
+OFF = Coefficients(kl=0.0, kl_estimator="k3_ratio", entropy=0.0, mismatch=RolloutCorrectionConfig(mode="off"))
+close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
+law = settings(max_examples=min(60, settings.default.max_examples), deadline=None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ragged:
+    """Completions of different lengths; every per-token field is [S, T], padded with NaN."""
+
+    own: torch.Tensor
+    tokens: torch.Tensor
+    rewards: list[float]
+    group: list[int]
+    fields: dict[str, torch.Tensor]
+
+    def flat(self, name: str) -> torch.Tensor:
+        """The tokens of a field without padding, [N]."""
+        return self.fields[name][self.tokens]
+
+
+@st.composite
+def ragged(draw: st.DrawFn) -> Ragged:
+    """Up to three groups of up to four completions of up to seven tokens, some of them tool output."""
+    sizes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    group = [number for number, size in enumerate(sizes) for _ in range(size)]
+    masks = []
+    for _ in group:
+        mask = draw(st.lists(st.booleans(), min_size=1, max_size=7))
+        mask[draw(st.integers(0, len(mask) - 1))] = True
+        masks.append(mask)
+    reward = st.sampled_from([0.0, 1.0, 0.5]) | st.floats(-2.0, 2.0)
+    rewards = [draw(reward) for _ in group]
+    width = max(map(len, masks))
+    tokens = torch.tensor([[t < len(mask) for t in range(width)] for mask in masks])
+    own = torch.tensor([mask + [False] * (width - len(mask)) for mask in masks])
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
+    names = ("logprob", "value", "old_logprob", "sampler_logprob", "ref_logprob", "old_value")
+    fields = {
+        name: (torch.randn(own.shape, generator=generator, dtype=torch.float64) * 0.4 - 1.0).masked_fill(
+            ~tokens, float("nan")
+        )
+        for name in names
+    }
+    for name in ("logprob", "value"):
+        fields[name].requires_grad_()
+    return Ragged(own=own, tokens=tokens, rewards=rewards, group=group, fields=fields)
+
+
+def completions(batch: Ragged) -> list[iteration.Completion]:
+    """The batch as the reference has it: scalars that carry a gradient, and Python floats."""
+
+    def token(row: int, t: int) -> iteration.TokenOf:
+        numbers = {name: field[row, t] for name, field in batch.fields.items()}
+        plain = {name: float(number) for name, number in numbers.items() if name not in ("logprob", "value")}
+        return iteration.TokenOf(
+            logprob=numbers["logprob"], value=numbers["value"], own=bool(batch.own[row, t]), **plain
+        )
+
+    return [
+        iteration.Completion([token(row, t) for t in range(int(batch.tokens[row].sum()))], reward, number)
+        for row, (reward, number) in enumerate(zip(batch.rewards, batch.group, strict=True))
+    ]
+
+
+def episodes_of(batch: Ragged, *, beta: float) -> advantages.AdvantageInputs:
+    """The batch as the fast code has it, with the KL in the reward."""
+    gap = batch.fields["old_logprob"] - batch.fields["ref_logprob"]
+    penalties = (-beta * gap).masked_fill(~batch.own, 0.0)
+    for row, reward in enumerate(batch.rewards):
+        penalties[row, int(batch.own[row].nonzero()[-1])] += reward
+    return strategies.episodes(
+        batch.rewards, group=batch.group, mask=batch.own, token_rewards=penalties, values=batch.fields["old_value"]
+    )
+
+
+def loss_inputs(batch: Ragged, advantage: torch.Tensor, weights: torch.Tensor) -> LossInputs:
+    """Flat tensors of one micro-batch that holds everything."""
+    zeros = torch.zeros(int(batch.tokens.sum()))
+    return LossInputs(
+        policy_logprobs=batch.flat("logprob"),
+        entropy=zeros,
+        old_logprobs=batch.flat("old_logprob"),
+        sampler_logprobs=batch.flat("sampler_logprob"),
+        ref_logprobs=batch.flat("ref_logprob"),
+        advantages=advantage[batch.tokens],
+        weights=weights[batch.tokens],
+        loss_mask=batch.own[batch.tokens],
+        sequence_index=torch.arange(len(batch.group)).repeat_interleave(batch.tokens.sum(1)),
+    )
+
+
+def same(batch: Ragged, field: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """Loss and gradient agree to 1e-9, and padding and tool output have no gradient."""
+    close(ours, theirs)
+    (mine,) = torch.autograd.grad(ours, batch.fields[field], retain_graph=True)
+    connected = theirs + 0.0 * batch.fields[field][batch.own].sum()  # where every token is clipped, it is a constant
+    (reference,) = torch.autograd.grad(connected, batch.fields[field])
+    close(mine, reference)
+    assert not bool(mine[~batch.own].any())
+
+
+@law
+@given(batch=ragged(), beta=st.sampled_from([0.0, 0.3]), gamma=st.floats(0.8, 1.0), lam=st.floats(0.0, 1.0))
+def test_ppo_equals_plain_loops(batch: Ragged, beta: float, gamma: float, lam: float) -> None:
+    expected = iteration.ppo(completions(batch), beta=beta, gamma=gamma, lam=lam, clip=0.2, value_clip=0.3)
+    with strategies.double_precision():
+        row = ALGORITHMS["ppo"]
+        raw = advantages.gae(episodes_of(batch, beta=beta), gamma=gamma, lam=lam)
+        weights = row.weighting(batch.own, strategies.one_each(batch.own))
+        inputs = loss_inputs(batch, advantages.whiten(raw, batch.own), weights)
+        policy = policy_loss(inputs, row, OFF).loss
+        values, old_values = batch.fields["value"][batch.own], batch.fields["old_value"][batch.own]
+        losses = value_loss(values, old_values, raw[batch.own] + old_values, clip_range=0.3)
+        critic = (weights[batch.own] * losses).sum()
+    same(batch, "logprob", policy, expected[0])
+    same(batch, "value", critic, expected[1])
+
+
+@law
+@given(batch=ragged(), beta=st.sampled_from([0.0, 0.04]))
+def test_grpo_equals_plain_loops(batch: Ragged, beta: float) -> None:
+    expected = iteration.grpo(completions(batch), beta=beta, clip=0.2, cap=2.0, epsilon=advantages.STD_EPSILON)
+    coefficients: Any = dataclasses.replace(OFF, kl=beta, mismatch=RolloutCorrectionConfig())
+    with strategies.double_precision():
+        row = ALGORITHMS["grpo"]
+        inputs = loss_inputs(
+            batch, row.advantage(episodes_of(batch, beta=0.0)), row.weighting(batch.own, strategies.one_each(batch.own))
+        )
+        ours = policy_loss(inputs, row, coefficients).loss
+    same(batch, "logprob", ours, expected)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rlcore.algorithms.kl import KL_LOSSES, KlController, KlLossFn, PenaltyController
+from rlcore.algorithms.kl import KL_LOSSES, KlController, KlLossFn, PenaltyController, k1
 from rlcore.algorithms.objective import explained_variance, value_loss
 from rlcore.algorithms.preference import bradley_terry, implicit_rewards, smoothed
 from rlcore.algorithms.ratios import (
@@ -275,6 +276,26 @@ def expected_gradient(
     return gradient_of((sampled_from.exp() * per_token).sum(), logits)
 
 
+def without_ratio(estimator: Callable[[torch.Tensor], torch.Tensor]) -> KlLossFn:
+    """An estimator used as a loss without the ratio."""
+    return lambda d, log_ratio: estimator(d)
+
+
+def test_plain_k1_has_zero_gradient() -> None:
+    logits, _, reference = categorical(0)
+    result = expected_gradient(without_ratio(k1), logits, logits.detach().log_softmax(0), reference)
+    torch.testing.assert_close(result, torch.zeros(7, dtype=torch.float64))
+    assert float(exact_gradient(logits, reference).norm()) > 0.1
+
+
+def test_plain_k2_has_the_gradient_of_the_reverse_kl_on_policy_alone() -> None:
+    logits, old, reference = categorical(0)
+    exact = exact_gradient(logits, reference)
+    on_policy = expected_gradient(KL_LOSSES["k2_plain"], logits, logits.detach().log_softmax(0), reference)
+    torch.testing.assert_close(on_policy, exact, rtol=1e-10, atol=1e-12)
+    assert float((expected_gradient(KL_LOSSES["k2_plain"], logits, old, reference) - exact).norm()) > 0.01
+
+
 def test_plain_k3_has_the_gradient_of_the_forward_kl() -> None:
     logits, _, reference = categorical(0)
     result = expected_gradient(KL_LOSSES["k3_plain"], logits, logits.detach().log_softmax(0), reference)
@@ -293,9 +314,9 @@ def test_kl_gradient_survives_vanished_token(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(KL_LOSSES))
 def test_kl_losses_by_hand(name: str) -> None:
-    # d = ln 2, ratio 1.5: k3 = 0.1931; times 1.5: 0.2897.
+    # d = ln 2, ratio 1.5: k1 = 0.6931, k2 = 0.2402, k3 = 0.1931; times 1.5: 1.0397, 0.3603, 0.2897.
     d, log_ratio = torch.tensor([[2.0], [1.5]], dtype=torch.float64).log()
-    expected = {"k3_ratio": 0.2897, "k3_plain": 0.1931}
+    expected = {"k1_ratio": 1.0397, "k2": 0.3603, "k3_ratio": 0.2897, "k2_plain": 0.2402, "k3_plain": 0.1931}
     assert float(KL_LOSSES[name](d, log_ratio)) == pytest.approx(expected[name], abs=5e-5)
 
 
@@ -362,19 +383,22 @@ def test_weightings_by_hand(name: str, first: float, second: float, of_long_epis
 
 
 @pytest.mark.parametrize(
-    ("value", "old", "target", "clip_range", "loss", "slope"),
+    ("value", "old", "target", "settings", "loss", "slope"),
     [
         # clipped V = 0.7: 0.5 * max((1 - 2)^2, (0.7 - 2)^2) = 0.5 * 1.69; the clipped side has no gradient
-        (1.0, 0.5, 2.0, 0.2, 0.845, 0.0),
-        (1.0, 0.5, 0.6, 0.2, 0.08, 0.4),  # 0.5 * max(0.16, 0.01)
-        (1.0, 0.5, 2.0, 0.0, 0.5, -1.0),  # no clipping
+        (1.0, 0.5, 2.0, {"clip_range": 0.2}, 0.845, 0.0),
+        (1.0, 0.5, 0.6, {"clip_range": 0.2}, 0.08, 0.4),  # 0.5 * max(0.16, 0.01)
+        (1.0, 0.5, 2.0, {"clip_range": 0.0}, 0.5, -1.0),  # no clipping
+        (1.4, 0.0, 1.0, {"clip_range": 0.0, "huber_delta": 0.5}, 0.08, 0.4),  # within delta: the square
+        (0.0, 0.0, 2.0, {"clip_range": 0.0, "huber_delta": 0.5}, 0.875, -0.5),  # beyond: 0.5 * (2 - 0.5 / 2)
+        (1.0, 0.5, 2.0, {"clip_range": 0.2, "huber_delta": 0.5}, 0.525, 0.0),  # errors -1 and -1.3: 0.5 * (1.3 - 0.25)
     ],
 )
 def test_value_loss_by_hand(
-    value: float, old: float, target: float, clip_range: float, loss: float, slope: float
+    value: float, old: float, target: float, settings: dict[str, float], loss: float, slope: float
 ) -> None:
     values = torch.tensor([value], dtype=torch.float64, requires_grad=True)
-    found = value_loss(values, *torch.tensor([[old], [target]], dtype=torch.float64), clip_range=clip_range)
+    found = value_loss(values, *torch.tensor([[old], [target]], dtype=torch.float64), **settings)
     assert float(found.detach()) == pytest.approx(loss)
     assert float(torch.autograd.grad(found.sum(), values)[0]) == pytest.approx(slope)
 
@@ -456,8 +480,9 @@ def test_dpo_gradient_equals_paper() -> None:
 
 
 @pytest.mark.parametrize("on_policy", [True, False])
-def test_expected_gradient_of_kl_loss_is_reverse_kl(on_policy: bool) -> None:
+@pytest.mark.parametrize("name", ["k1_ratio", "k2", "k3_ratio"])
+def test_expected_gradient_of_kl_loss_is_reverse_kl(name: str, on_policy: bool) -> None:
     logits, old, reference = categorical(1)
     drawn_from = logits.detach().log_softmax(0) if on_policy else old
-    found = expected_gradient(KL_LOSSES["k3_ratio"], logits, drawn_from, reference)
+    found = expected_gradient(KL_LOSSES[name], logits, drawn_from, reference)
     torch.testing.assert_close(found, exact_gradient(logits, reference), rtol=1e-6, atol=1e-9)

@@ -40,7 +40,8 @@ def loss_inputs(**fields: Any) -> LossInputs:
     return LossInputs(**(neutral | given))
 
 
-def test_the_kl_term_has_beta_times_the_exact_gradient_also_when_the_engine_differs() -> None:
+@pytest.mark.parametrize("name", ["k1_ratio", "k2", "k3_ratio"])
+def test_the_kl_term_has_beta_times_the_exact_gradient_also_when_the_engine_differs(name: str) -> None:
     # Every token of a categorical once, weighted with the probability that the *engine* draws it. Three distributions:
     # engine, policy at the start of the update, policy now. The mismatch weight (not truncated here) and the ratio
     # together undo both differences.
@@ -52,7 +53,7 @@ def test_the_kl_term_has_beta_times_the_exact_gradient_also_when_the_engine_diff
         policy_logprobs=policy, old_logprobs=old, ref_logprobs=ref, sampler_logprobs=sampler, weights=sampler.exp()
     )
     mismatch = RolloutCorrectionConfig(mode="truncate", high=1e6)
-    coefficients = dataclasses.replace(PLAIN, kl=0.3, mismatch=mismatch)
+    coefficients = Coefficients(kl=0.3, kl_estimator=name, entropy=0.0, mismatch=mismatch)
     (ours,) = torch.autograd.grad(policy_loss(inputs, ALGORITHMS["grpo"], coefficients).loss, logits, retain_graph=True)
     (exact,) = torch.autograd.grad((policy.exp() * (policy - ref)).sum(), logits)
     torch.testing.assert_close(ours, 0.3 * exact, rtol=1e-9, atol=1e-12)

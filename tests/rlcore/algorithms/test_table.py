@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.algorithms.advantages import SCALES
+from rlcore.algorithms.advantages import SCALES, gae, length_adaptive_gae
 from rlcore.algorithms.kl import PenaltyController
 from rlcore.algorithms.objective import Coefficients, LossInputs, LossOutput, policy_loss
 from rlcore.algorithms.table import (
@@ -27,11 +27,10 @@ from rlcore.errors import ConfigError
 from tests import strategies
 
 EVERY_ROW = pytest.mark.parametrize("name", sorted(ALGORITHMS))
-OFF = RolloutCorrectionConfig(mode="off")
 COEFFICIENTS = Coefficients(
     kl=0.05, kl_estimator="k3_ratio", entropy=0.01, mismatch=RolloutCorrectionConfig(high=3.0), penalty=0.7
 )
-SURROGATE_ALONE = dataclasses.replace(COEFFICIENTS, kl=0.0, entropy=0.0, penalty=0.0, mismatch=OFF)
+SURROGATE_ALONE = Coefficients(kl=0.0, kl_estimator="k2", entropy=0.0, mismatch=RolloutCorrectionConfig(mode="off"))
 LENGTHS = (3, 5, 1, 4, 2, 6)
 VOCABULARY = 9
 
@@ -175,6 +174,34 @@ def test_a_run_sets_the_constants_of_gae_and_of_dr_grpo() -> None:
     assert ALGORITHMS["dr_grpo"].weighting(mask, strategies.one_each(mask)).tolist() == [[1 / 1024] * 2]  # unless set
 
 
+def test_a_run_may_give_policy_and_critic_lambdas_of_their_own() -> None:
+    mask = torch.ones(1, 2, dtype=torch.bool)
+    episodes = strategies.episodes([1.0], mask=mask, token_rewards=torch.tensor([[0.0, 1.0]], dtype=torch.float64))
+
+    def first(**constants: float) -> tuple[float, float]:
+        """The advantage of the first token, for the policy and for the critic."""
+        algorithm = with_constants(ALGORITHMS["ppo"], constants)
+        assert algorithm.value_advantage is not None
+        return float(algorithm.advantage(episodes)[0, 0]), float(algorithm.value_advantage(episodes)[0, 0])
+
+    # V = 0, r = [0, 1]: the first advantage is gamma * lam.
+    assert first(lam=0.5) == (0.5, 0.5)
+    assert first(lam=0.5, lam_value=1.0) == (0.5, 1.0)
+    assert first(lam=0.5, lam_value=0.0) == (0.5, 0.0)
+    assert first(lam=0.5, lam_alpha=2.0) == (0.75, 0.5)  # 1 - 1 / (2 * 2)
+
+
+def test_length_adaptive_lambda_is_opt_in() -> None:
+    mask = torch.arange(5) < torch.tensor([[5], [2]])
+    rewards = torch.tensor([[0.0, 0.0, 0.0, 0.0, 1.0], [0.0, -1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    episodes = strategies.episodes([1.0, -1.0], mask=mask, token_rewards=rewards)
+    plain = gae(episodes, gamma=1.0, lam=0.95)
+    adaptive = length_adaptive_gae(episodes, gamma=1.0, alpha=0.5)
+    assert not torch.equal(plain, adaptive)
+    assert torch.equal(ALGORITHMS["ppo"].advantage(episodes), plain)
+    assert torch.equal(with_constants(ALGORITHMS["ppo"], {"lam_alpha": 0.5}).advantage(episodes), adaptive)
+
+
 VALUES: dict[str, Any] = {
     "scale": "batch",
     "clip_low": 0.1,
@@ -218,8 +245,8 @@ def computed(algorithm: Algorithm) -> list[Any]:
 @pytest.mark.parametrize(
     ("name", "known"),
     [
-        ("ppo", {"gamma", "lam", "clip_low", "clip_high", "dual_clip"}),
-        ("ppo_penalty", {"gamma", "lam", "penalty_coefficient", "penalty_target"}),
+        ("ppo", {"gamma", "lam", "lam_alpha", "lam_value", "clip_low", "clip_high", "dual_clip"}),
+        ("ppo_penalty", {"gamma", "lam", "lam_alpha", "lam_value", "penalty_coefficient", "penalty_target"}),
         ("grpo", {"scale", "clip_low", "clip_high", "dual_clip"}),
         ("dr_grpo", {"scale", "clip_low", "clip_high", "dual_clip", "constant_length"}),
         ("cispo", {"scale", "clip_low", "clip_high"}),

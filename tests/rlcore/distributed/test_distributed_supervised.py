@@ -88,7 +88,7 @@ def taught(held: Literal["full", "replicate"]) -> Callable[[Ranks], tuple[list[A
     def work(ranks: Ranks) -> tuple[list[Any], torch.Tensor]:
         with strategies.double_precision():
             model = strategies.tiny_llama(dtype=torch.float64)
-            if ranks.size > 1 and held == "full":
+            if ranks.size * ranks.width > 1 and held == "full":
                 shard(model, ranks, ShardConfig(), device=CPU)
             elif ranks.size > 1:
                 attach_ranks(model, ranks)
@@ -101,16 +101,19 @@ def taught(held: Literal["full", "replicate"]) -> Callable[[Ranks], tuple[list[A
 
 
 @pytest.mark.parametrize(
-    ("held", "size"),
+    ("held", "size", "width"),
     [
-        ("full", 2),
-        pytest.param("replicate", 2, marks=pytest.mark.scale),
-        pytest.param("full", 4, marks=pytest.mark.scale),
+        ("full", 2, 1),
+        pytest.param("replicate", 2, 1, marks=pytest.mark.scale),
+        pytest.param("full", 4, 1, marks=pytest.mark.scale),
+        pytest.param("full", 4, 2, marks=pytest.mark.scale),
     ],
 )
-def test_ranks_take_the_steps_of_one_process(held: Literal["full", "replicate"], size: int, tmp_path: Path) -> None:
+def test_ranks_take_the_steps_of_one_process(
+    held: Literal["full", "replicate"], size: int, width: int, tmp_path: Path
+) -> None:
     reports, weights = taught(held)(ONE)
-    for their_reports, their_weights in on_ranks(size, taught(held), tmp_path):
+    for their_reports, their_weights in on_ranks(size, taught(held), tmp_path, width=width):
         assert float((their_weights - weights).norm() / weights.norm()) < 1e-9
         for ours, theirs in zip(reports, their_reports, strict=True):
             assert theirs == pytest.approx(ours, rel=1e-9)

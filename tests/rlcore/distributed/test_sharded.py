@@ -7,24 +7,33 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GlmConfig,
     GPT2Config,
     LlamaConfig,
     MixtralConfig,
+    Olmo2Config,
+    Phi3Config,
     PretrainedConfig,
+    Qwen3Config,
 )
 
-from rlcore.errors import CheckpointError, NonFiniteError
+from rlcore.errors import CheckpointError, ModelError, NonFiniteError
 from rlcore.hardware.sharded import (
     ONE,
     Ranks,
     ShardConfig,
     _layers,
+    _split,
     attach_ranks,
     full_state_dict,
+    gather_full,
     ranks_of,
     run_forward,
+    shard,
     shard_like,
 )
 from rlcore.models.heads import ScalarHeadModel
@@ -73,13 +82,72 @@ def test_a_model_that_is_whole_is_passed_and_kept_as_it_is() -> None:
     assert shard_like(model.lm_head.weight, tensor) is tensor
 
 
+def gradients(config: PretrainedConfig, ranks: Ranks = ONE) -> dict[str, torch.Tensor]:
+    """The gradients of all weights, which are drawn at random, for a sum over the logits of two sequences."""
+    model = AutoModelForCausalLM.from_config(config).double()
+    draws = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data = 0.3 * torch.randn(parameter.shape, generator=draws, dtype=torch.float64)
+    tokens = torch.randint(29, (2, 5), generator=draws)
+    marks = torch.randn(2, 5, 29, generator=draws, dtype=torch.float64)
+    if ranks.width > 1:
+        shard(model, ranks, ShardConfig(), device=torch.device("cpu"))
+    loss = run_forward(model, lambda: (model(input_ids=tokens).logits.log_softmax(-1) * marks).sum())
+    loss.backward()
+    return {name: gather_full(each.grad) for name, each in model.named_parameters() if each.grad is not None}
+
+
+PLANS = {
+    "norms within heads": Qwen3Config(**SMALL, num_hidden_layers=2, num_key_value_heads=2, head_dim=8),
+    "norms within heads, windows": Gemma3TextConfig(
+        **SMALL, num_hidden_layers=2, num_key_value_heads=2, head_dim=8, layer_types=["sliding_attention"] * 2
+    ),
+    "norms over heads": Olmo2Config(**SMALL, num_hidden_layers=2, num_key_value_heads=2),
+    "matrices in one": Phi3Config(**SMALL, num_hidden_layers=2, num_key_value_heads=2, pad_token_id=0),
+    "gates in one": GlmConfig(**SMALL, num_hidden_layers=2, num_key_value_heads=2, head_dim=8, pad_token_id=0),
+}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_plan_of_dense_layers_gives_the_gradients_of_the_whole_model(name: str, tmp_path: Path) -> None:
+    expected = gradients(PLANS[name])
+    bound = 1e-5 if "windows" in name else 1e-9  # Gemma's norms compute in float32, whatever the weights are
+    assert min(each.abs().max() for each in expected.values()) > 1e-3
+    for found in on_ranks(2, lambda ranks: gradients(PLANS[name], ranks), tmp_path, width=2):
+        assert found.keys() == expected.keys()
+        for key, each in expected.items():
+            torch.testing.assert_close(found[key], each, rtol=bound, atol=bound)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (GPT2Config(vocab_size=29, n_embd=16, n_layer=1, n_head=2), "transformers has no plan for it"),
+        (MixtralConfig(**SMALL, num_hidden_layers=1, num_key_value_heads=2), "its plan has moe_tp_experts, packed_"),
+        (LlamaConfig(**SMALL, num_hidden_layers=1, num_key_value_heads=1), "it has 2 heads and 1 KV heads"),
+    ],
+)
+def test_a_model_that_cannot_be_split_is_refused_with_the_reason(
+    config: PretrainedConfig, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DeviceMesh, "size", lambda self, mesh_dim=None: 2)
+    with pytest.raises(ModelError, match=said) as refused:
+        _split(AutoModelForCausalLM.from_config(config), object.__new__(DeviceMesh))
+    assert "cannot be split among 2 ranks" in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("name", "held", "size"),
-    [("ppo", "full", 2), ("grpo", "replicate", 2), ("ppo, clipped", "offload", 2)],
+    [("ppo, head", "full", 2), ("grpo", "replicate", 2), ("ppo, clipped", "offload", 2)],
 )
 def test_ranks_take_the_steps_of_one_process(name: str, held: Held, size: int, tmp_path: Path) -> None:
     found = on_ranks(size, two_updates(CASES[name], held), tmp_path)
     assert_equal_runs(found, two_updates(CASES[name])(ONE))
+
+
+def test_two_ranks_that_split_every_layer_take_the_steps_of_one_process(tmp_path: Path) -> None:
+    found = on_ranks(2, two_updates(CASES["ppo"]), tmp_path, width=2)
+    assert_equal_runs(found, two_updates(CASES["ppo"])(ONE))
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_stops_every_rank_before_the_step(tmp_path: Path) -> None:
@@ -148,6 +216,6 @@ def test_a_checkpoint_of_two_ranks_is_loaded_by_one_process(tmp_path: Path) -> N
 
 
 def test_a_checkpoint_of_one_process_is_loaded_by_two_ranks(tmp_path: Path) -> None:
-    case = CASES["ppo"]
+    case = CASES["ppo, head"]
     expected = saves(case, tmp_path / "one")(ONE)
     assert_equal_states(on_ranks(2, loads(case, tmp_path / "one"), tmp_path), expected)

@@ -113,19 +113,20 @@ SAMPLES = strategies.random_samples(0, dtype=torch.float32)
     ("plan", "multiple"),
     [
         # Learning: 4 each (weights, gradients, two moments). Frozen: 1 each, and 1 for the engine's copy.
-        ({"critic": "separate", "reward_model": True}, 4 + 4 + 1 + 1 + 1),  # reference, reward model, engine
-        ({"critic": "separate"}, 4 + 4 + 1 + 1),
-        ({"reward_model": True}, 4 + 1 + 1 + 1),
-        ({}, 4 + 1 + 1),
-        ({"reference": False}, 4 + 1),
+        ({"recipe": "ppo"}, 4 + 4 + 1 + 1 + 1),  # policy, critic, reference, reward model, engine
+        ({"recipe": "ppo", "critic_architecture": "shared"}, 4 + 1 + 1 + 1),
+        ({"recipe": "rlvr_ppo"}, 4 + 4 + 1 + 1),
+        ({"recipe": "grpo"}, 4 + 1 + 1 + 1),
+        ({"recipe": "rlvr_grpo"}, 4 + 1 + 1),
+        ({"recipe": "rlvr_grpo", "reference": False}, 4 + 1),
         # Adapters of 1 % on a frozen base, which is the reference as well: base and engine.
-        ({"num_adapter": 1}, 1 + 1 + 4 * 0.01),
-        ({"reward_model": True, "num_adapter": 1, "critic": "lora"}, 1 + 1 + 1 + 2 * 4 * 0.01),
+        ({"recipe": "rlvr_grpo", "num_adapter": 1}, 1 + 1 + 4 * 0.01),
+        ({"recipe": "ppo", "num_adapter": 1, "critic_architecture": "lora"}, 1 + 1 + 1 + 2 * 4 * 0.01),
         # A teacher is a model of its own beside the base; where all weights learn it stands in place of the start.
-        ({"num_adapter": 1, "own_reference": True}, 1 + 1 + 1 + 4 * 0.01),
-        ({"own_reference": True}, 4 + 1 + 1),
+        ({"recipe": "rlvr_grpo", "num_adapter": 1, "own_reference": True}, 1 + 1 + 1 + 4 * 0.01),
+        ({"recipe": "rlvr_grpo", "own_reference": True}, 4 + 1 + 1),
         (
-            {"reward_model": True, "num_adapter": 1, "critic": "lora", "reward_model_is_adapter": True},
+            {"recipe": "ppo", "num_adapter": 1, "critic_architecture": "lora", "reward_model_is_adapter": True},
             1 + 1 + 2 * 4 * 0.01 + 0.01,
         ),
     ],
@@ -137,7 +138,7 @@ def test_plan_in_multiples_of_policy(plan: dict[str, Any], multiple: float) -> N
 
 
 def test_half_precision_base_is_halved_except_in_engine() -> None:
-    plan = MemoryPlan(num_parameters=100, num_adapter=1, critic="lora", reward_model=True, frozen_bytes=2)
+    plan = MemoryPlan(recipe="ppo", num_parameters=100, num_adapter=1, critic_architecture="lora", frozen_bytes=2)
     # Base and reward model at 2 bytes, the engine at 4, two adapters of one parameter at 16.
     assert expected(plan).total == 2 * 200 + 400 + 2 * 16
 
@@ -156,24 +157,26 @@ def learner_of(placement: str, rank: int) -> Learner:
         policy = add_lora(policy, adapter, "policy", seed=0)
     critic = None
     if placement:
-        backbone = strategies.tiny_llama() if placement == "separate" else add_lora(policy, adapter, "critic", seed=0)
-        critic = ScalarHeadModel.on_backbone(backbone)
+        backbones = {"separate": strategies.tiny_llama, "shared": lambda: policy}
+        backbones["lora"] = lambda: add_lora(policy, adapter, "critic", seed=0)
+        critic = ScalarHeadModel.on_backbone(backbones[placement]())
     name = "ppo" if placement else "grpo"
     settings = {"critic": CriticConfig(architecture=placement)} if placement else {}
     config = strategies.rl_config(name, update=UpdateConfig(lora=adapter), **settings)
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
 
 
-@pytest.mark.parametrize(("placement", "rank"), [("", 0), ("", 2), ("separate", 0), ("lora", 2)])
+@pytest.mark.parametrize(("placement", "rank"), [("", 0), ("", 2), ("separate", 0), ("shared", 0), ("lora", 2)])
 def test_measured_update_equals_plan(placement: str, rank: int) -> None:
     learner = learner_of(placement, rank)
     with measure_peak([learner.policy, learner.critic], learner.optimizers) as meter:
         learner.update(SAMPLES, seed=0)
     size = num_parameters(learner.policy)
     plan = MemoryPlan(
+        recipe="rlvr_ppo" if placement else "rlvr_grpo",
         num_parameters=size,
         num_adapter=sum(p.numel() for p in learner.policy.parameters()) if rank else 0,
-        critic=placement or None,
+        critic_architecture=placement or "separate",
         reference=False,
     )
     wanted = expected(plan)
@@ -189,7 +192,7 @@ def test_measured_update_equals_plan(placement: str, rank: int) -> None:
 
 
 def test_measuring_changes_no_weight() -> None:
-    plain, measured = learner_of("separate", 0), learner_of("separate", 0)
+    plain, measured = learner_of("shared", 0), learner_of("shared", 0)
     plain.update(SAMPLES, seed=0)
     with measure_peak([measured.policy], measured.optimizers):
         measured.update(SAMPLES, seed=0)
@@ -338,6 +341,7 @@ CASES: list[tuple[Any, dict[str, Any], int]] = [
     (rl(kl=KlConfig(coefficient=0.1)), {}, 400 + 200 + 200),
     (rl(kl=KlConfig(), update=UpdateConfig(lora=LoraConfig(rank=2))), {}, 80 + 200 + 400),
     (rl("ppo", kl=KlConfig()), {"uses_critic": True}, 800 + 200),
+    (rl("ppo", kl=KlConfig(), critic=CriticConfig(architecture="shared")), {"uses_critic": True}, 400 + 200),
     (rl(sampling=SamplingConfig(max_new_tokens=8, engine=EngineConfig(kind="vllm"))), {}, 400),
 ]
 

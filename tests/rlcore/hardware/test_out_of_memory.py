@@ -13,6 +13,7 @@ import torch
 
 from rlcore.config import (
     BackboneConfig,
+    CriticConfig,
     KlConfig,
     LoraConfig,
     OptimConfig,
@@ -23,7 +24,7 @@ from rlcore.config import (
 from rlcore.errors import TrainingError
 from rlcore.hardware.out_of_memory import longest_of, oom_retry, retry_smaller
 from rlcore.hardware.sharded import Ranks, attach_ranks
-from rlcore.models.heads import ScalarHeadModel, score_rewards, score_values
+from rlcore.models.heads import ScalarHeadModel, score_rewards, score_shared, score_values
 from rlcore.models.lora import add_lora
 from rlcore.models.policy import score_sequences
 from rlcore.models.reward_ensemble import last_states
@@ -44,14 +45,22 @@ LONGEST = longest_of(SEQUENCES)
 
 def make_learner(kind: str, *, tokens: int) -> Learner:
     """A learner of two steps over all samples, so that the first one finds what fits; everything is counted."""
+    name, _, placement = kind.partition(" ")
     settings: dict[str, Any] = {
         "update": UpdateConfig(num_epochs=2, tokens_per_microbatch=tokens, entropy_coefficient=0.01),
         "kl": KlConfig(coefficient=0.1),
     }
-    return learners.make_learner(kind, dtype=torch.float32, **settings)
+    if placement != "shared":
+        return learners.make_learner(name, dtype=torch.float32, **settings)
+    policy = strategies.tiny_llama()
+    critic = ScalarHeadModel.with_random_head(policy, torch.Generator().manual_seed(2))
+    config = strategies.rl_config(name, critic=CriticConfig(architecture="shared"), **settings)
+    return Learner(policy, critic, algorithm=learners.ALGORITHMS[name], config=config)
 
 
-@pytest.mark.parametrize(("kind", "fails"), [("grpo", "forward"), ("gspo", "backward"), ("ppo", "backward")])
+@pytest.mark.parametrize(
+    ("kind", "fails"), [("grpo", "forward"), ("gspo", "backward"), ("ppo", "backward"), ("ppo shared", "forward")]
+)
 def test_oom_update_equals_small_micro_batches(
     kind: str, fails: Literal["forward", "backward"], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -102,6 +111,10 @@ def scalar_model() -> ScalarHeadModel:
 PASSES: dict[str, Callable[[ScalarHeadModel, int], Any]] = {
     "policy": lambda model, n: score_sequences(model.backbone, SEQUENCES, tokens_per_microbatch=n),
     "values": lambda model, n: score_values(model, SEQUENCES, tokens_per_microbatch=n),
+    "shared": lambda model, n: [
+        torch.stack(both)
+        for both in zip(*score_shared(model, SEQUENCES, tokens_per_microbatch=n, temperature=0.7), strict=True)
+    ],
     "rewards": lambda model, n: score_rewards(model, SEQUENCES, tokens_per_microbatch=n),
     "states": lambda model, n: last_states(model.backbone, SEQUENCES, tokens_per_microbatch=n),
     "audit": lambda model, n: audit_features(model.backbone, SEQUENCES, tokens_per_microbatch=n),

@@ -396,7 +396,7 @@ def test_lines_wait_for_full_disk(tmp_path: Path) -> None:
 
 RUN_STATE = {"identity": IDENTITY, "iteration": 2, "history": [{"reward/mean": 0.1 + 0.2}]}
 REFERENCE = strategies.tiny_llama(seed=7)
-RUN_NAMES = ["grpo", "ppo", "ppo lora", "ppo 8bit", "ppo_penalty"]
+RUN_NAMES = ["grpo", "ppo", "ppo shared", "ppo lora", "ppo 8bit", "ppo_penalty"]
 RUNS = pytest.mark.parametrize("name", RUN_NAMES)
 ADAPTER = LoraConfig(rank=2)
 
@@ -422,10 +422,8 @@ def stateful_learner(name: str = "grpo") -> Learner:
             lora=ADAPTER if placement == "lora" else LoraConfig(),
         ),
     )
-    critic = None
-    if ALGORITHMS[name].uses_critic:
-        backbone = add_lora(policy, ADAPTER, "v", seed=0) if placement == "lora" else copy.deepcopy(policy)
-        critic = ScalarHeadModel.on_backbone(backbone)
+    backbones = {"": copy.deepcopy, "shared": lambda own: own, "lora": lambda own: add_lora(own, ADAPTER, "v", seed=0)}
+    critic = ScalarHeadModel.on_backbone(backbones[placement](policy)) if ALGORITHMS[name].uses_critic else None
     return Learner(policy, critic, algorithm=ALGORITHMS[name], config=config)
 
 
@@ -483,9 +481,10 @@ def forget_policy(learner: Learner) -> None:
 
 def forget_critic(learner: Learner) -> None:
     """Weights of a fresh critic."""
-    fresh = stateful_learner(run_of(learner)).critic
-    assert learner.critic is not None and fresh is not None
-    learner.critic.load_state_dict(fresh.state_dict())
+    fresh = stateful_learner(run_of(learner)).value_module
+    assert learner.value_module is not None
+    assert fresh is not None
+    learner.value_module.load_state_dict(fresh.state_dict())
 
 
 def forget_beta(learner: Learner) -> None:
@@ -516,10 +515,10 @@ FORGETTERS: dict[str, Callable[[Learner], None]] = {
 
 
 def restored_items(name: str) -> list[str]:
-    """The run with a penalty differs by it alone."""
+    """A head on the policy's backbone is in the policy's optimizer. The run with a penalty differs by it alone."""
     if name == "ppo_penalty":
         return ["penalty"]
-    if name in ("ppo lora", "ppo 8bit"):  # stored as those of ppo, but for these
+    if name in ("ppo shared", "ppo lora", "ppo 8bit"):  # stored as those of ppo, but for these
         return ["critic", "optimizer"]
     return [item for item in sorted(FORGETTERS) if item != "penalty"]
 

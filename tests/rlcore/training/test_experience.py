@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.advantages import lay_out_episodes
-from rlcore.algorithms.table import ALGORITHMS, resolve_algorithm
+from rlcore.algorithms.table import ALGORITHMS, resolve_algorithm, with_constants
 from rlcore.config import KlConfig, RlConfig
 from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.models.heads import ScalarHeadModel
@@ -238,6 +238,20 @@ def test_truncation_may_silence_group() -> None:
     groups = [[*group_of(0.0), *group_of(1.0, finish_reason="length")]]
     assert build(groups, truncated="zero").metrics["groups/zero_signal"] == 1.0
     assert build(groups, truncated="score").metrics["groups/zero_signal"] == 0.0
+
+
+def test_returns_have_own_lambda() -> None:
+    # lam_value 1, gamma 1, no penalties: every return is the reward to come, here the score itself.
+    critic = ScalarHeadModel.with_random_head(REFERENCE, torch.Generator().manual_seed(0))
+    rows = {lam: with_constants(ALGORITHMS["ppo"], {"lam": 0.5, "lam_value": lam}) for lam in (None, 1.0)}
+    built = {
+        lam: experience_of([group_of(0.7, 0.1)], row, POLICY, critic=critic, need_old_logprobs=False).samples
+        for lam, row in rows.items()
+    }
+    for plain, own, score in zip(built[None], built[1.0], (0.7, 0.1), strict=True):
+        assert own.returns.tolist() == pytest.approx([score] * 3, abs=1e-6)
+        assert plain.returns.tolist() != pytest.approx([score] * 3, abs=1e-3)
+        assert torch.equal(own.advantages, plain.advantages)
 
 
 def test_truncated_completion_bootstraps_value() -> None:

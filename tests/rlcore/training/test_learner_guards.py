@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from rlcore.training.minibatches import num_policy_tokens, token_sequences
 from rlcore.training.optim import LossScale
 from rlcore.types import TrainingSample
 from tests import strategies
-from tests.learners import assert_same, make_learner, on_policy_samples, update_config, weights_of
+from tests.learners import assert_same, make_learner, on_policy_samples, shared_learner, update_config, weights_of
 from tests.rlcore.training.test_learner import prompts_forwarded, with_silent_group
 
 NO_SKIPS = update_config(max_skipped_steps=0)
@@ -381,7 +382,12 @@ def silenced(samples: Sequence[TrainingSample], *, prompts: set[tuple[int, ...]]
     ]
 
 
-WARMS_UP = CriticConfig(warmup_iterations=1)
+def warming_up(make: Any, **settings: Any) -> Learner:
+    """A learner whose critic alone learns in the first iteration."""
+    learner: Learner = make(critic=CriticConfig(warmup_iterations=1, **settings))
+    return learner
+
+
 LEARNERS = {
     "grpo": lambda: make_learner(),
     "kl in the loss": lambda: make_learner(kl=KlConfig(coefficient=0.1)),
@@ -389,8 +395,11 @@ LEARNERS = {
         update=update_config(early_stop_ref_kl=1.0), kl=KlConfig(coefficient=0.1, apply_to="reward")
     ),
     "several steps": lambda: make_learner(update=update_config(num_epochs=2, num_minibatches=2)),
-    "ppo": lambda: make_learner("ppo", critic=WARMS_UP),
-    "ppo kl in the loss": lambda: make_learner("ppo", critic=WARMS_UP, kl=KlConfig(coefficient=0.1)),
+    "ppo": lambda: warming_up(lambda **settings: make_learner("ppo", **settings)),
+    "ppo head": lambda: warming_up(shared_learner, architecture="shared"),
+    "ppo kl in the loss": lambda: warming_up(
+        lambda **settings: make_learner("ppo", kl=KlConfig(coefficient=0.1), **settings)
+    ),
 }
 
 

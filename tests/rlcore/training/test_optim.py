@@ -210,6 +210,15 @@ def test_schedules_advance_during_warmup() -> None:
     assert (last["learning_rate"], last["critic/learning_rate"]) == (0.0, 0.0)
 
 
+def test_shared_schedule_advances_during_warmup() -> None:
+    config = CriticConfig(architecture="shared", learning_rate=CRITIC_RATE, warmup_iterations=2)
+    update = learners.update_config(num_epochs=EPOCHS, num_minibatches=MINIBATCHES, optim=LINEAR)
+    learner = learners.shared_learner(critic=config, update=update, num_iterations=NUM_ITERATIONS)
+    steps = record_steps(learner.optimizer, CRITIC_RATE)
+    run_updates(learner, [strategies.random_samples(0)] * 3)
+    assert steps == list(range(12))
+
+
 @pytest.mark.parametrize(("schedule", "end"), [("constant", POLICY_RATE), ("linear", 0.0), ("cosine", 0.0)])
 def test_schedule_ends_without_signal(schedule: Any, end: float) -> None:
     learner = planned_learner(optim=dataclasses.replace(LINEAR, schedule=schedule, warmup_steps=5))

@@ -22,7 +22,7 @@ JUDGE = "stages.grpo.rewards=[{{kind='judge',options={{base_url='{}',model='m'}}
 LORA, LORA_CRITIC = "stages.reward_model.backbone.lora.rank=2", "stages.ppo.critic.architecture=lora"
 OF_ADAPTER = ("stages.ppo.update.lora.rank=2", LORA_CRITIC, "stages.ppo.critic.init_from=reward_model")
 NO_KL = "stages.grpo.kl.coefficient=0.0"
-CUT = "stages.ppo.critic.bootstrap_truncated=true"
+CUT = "stages.ppo.critic.gae.bootstrap_truncated=true"
 
 
 def written(folder: Path, text: str) -> Path:
@@ -53,7 +53,7 @@ def test_overrides_reach_nested_fields_and_items_of_lists() -> None:
         ("stages.grpo.learning_rate=-1.0", "stages.grpo.learning_rate = -1.0: must be greater than 0.0"),
         ("stages.sft.optim.beta1=1.0", "stages.sft.optim.beta1 = 1.0: must be less than 1.0"),
         ("stages.ppo.critic.lam=1.1", "stages.ppo.critic.lam = 1.1: must be between 0.0 and 1.0"),
-        ("stages.ppo.critic.lam=2.0", "stages.ppo.critic.lam = 2.0: must be between 0.0 and 1.0"),
+        ("stages.ppo.critic.gae.lam_value=2.0", "stages.ppo.critic.gae.lam_value = 2.0: must be between 0.0 and 1.0"),
         ((NO_KL, "stages.grpo.kl.target=0.1"), "stages.grpo.kl: target > 0 needs a starting coefficient > 0"),
         ("stages.grpo.update.objective.dual_clip=0.9", "stages.grpo.update.objective: dual_clip must be above 1"),
         ("stages.grpo.update.objective.clip_low=-0.1", "objective.clip_low = -0.1: must be at least 0.0"),
@@ -77,8 +77,8 @@ def test_overrides_reach_nested_fields_and_items_of_lists() -> None:
         ((LORA, "stages.reward_model.backbone.layers=1"), "backbone: lora.rank > 0 keeps the whole backbone"),
         ((LORA, "stages.reward_model.ensemble=2"), "reward_model: backbone.lora.rank > 0 trains one reward model"),
         (OF_ADAPTER, "set stages.reward_model.backbone.lora.rank > 0"),
-        ((CUT, "stages.ppo.update.truncated_completions=mask"), "ppo: critic.bootstrap_truncated values the end"),
-        ((CUT, "stages.ppo.update.truncated_completions=zero"), "ppo: critic.bootstrap_truncated values the end"),
+        ((CUT, "stages.ppo.update.truncated_completions=mask"), "ppo: critic.gae.bootstrap_truncated values the end"),
+        ((CUT, "stages.ppo.update.truncated_completions=zero"), "ppo: critic.gae.bootstrap_truncated values the end"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_path(overrides: str | tuple[str, ...], error: str) -> None:

@@ -27,7 +27,7 @@ from rlcore.training.optim import make_optimizer, make_scheduler
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import Prompt, ScoredRollout
 from tests import strategies
-from tests.learners import NO_CORRECTION, make_learner
+from tests.learners import NO_CORRECTION, make_learner, shared_learner
 
 OPTIM = OptimConfig(weight_decay=0.1, warmup_steps=3, schedule="cosine")
 
@@ -48,9 +48,9 @@ def test_correct_steps_have_no_finding(name: str) -> None:
     assert errors_of(make_learner(name, dtype=torch.float32, update=UPDATE, num_iterations=6), updates=6) == []
 
 
-def test_a_critic_that_warms_up_is_left_alone() -> None:
-    critic = CriticConfig(warmup_iterations=12)
-    learner = make_learner("ppo", dtype=torch.float32, update=UPDATE, critic=critic, num_iterations=14)
+def test_a_head_on_the_policys_backbone_and_a_critic_that_warms_up_are_left_alone() -> None:
+    critic = CriticConfig(architecture="shared", warmup_iterations=12)
+    learner = shared_learner(dtype=torch.float32, update=UPDATE, critic=critic, num_iterations=14)
     assert errors_of(learner, updates=14) == []
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlcore.algorithms.table import ALGORITHMS, resolve_algorithm
-from rlcore.config import CriticConfig, KlConfig, ObjectiveConfig, RlConfig, UpdateConfig
+from rlcore.config import CriticConfig, GaeConfig, KlConfig, ObjectiveConfig, RlConfig, UpdateConfig
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.training.audit.reference_impl import ROWS, expected, row_of, token_weights
 from rlcore.training.experience import Experience
@@ -28,7 +28,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "distil": {"algorithm": "distil", "kl": KlConfig(coefficient=1.0, apply_to="reward")},
     "masked": {"algorithm": "grpo", "update": UpdateConfig(truncated_completions="mask")},
     "zero": {"algorithm": "rloo", "update": UpdateConfig(truncated_completions="zero")},
-    "values beyond the end": {"algorithm": "ppo", "critic": CriticConfig(bootstrap_truncated=True)},
+    "values beyond the end": {"algorithm": "ppo", "critic": CriticConfig(gae=GaeConfig(bootstrap_truncated=True))},
+    "vapo": {"algorithm": "ppo", "critic": CriticConfig(lam=0.9, gae=GaeConfig(lam_alpha=0.5, lam_value=1.0))},
 }
 
 
@@ -53,7 +54,7 @@ def experience_of(groups: list[list[ScoredRollout]], config: RlConfig, policy: A
         policy,
         strategies.tiny_llama(seed=5),
         critic,
-        bootstrap_truncated=config.critic.bootstrap_truncated,
+        bootstrap_truncated=config.critic.gae.bootstrap_truncated,
         kl=config.kl,
         kl_coefficient=config.kl.coefficient,
         truncated=config.update.truncated_completions,

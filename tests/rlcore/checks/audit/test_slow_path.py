@@ -22,7 +22,7 @@ from rlcore.training.learner import Learner
 from rlcore.training.minibatches import token_sequences
 from rlcore.training.optim import LossScale
 from tests import strategies
-from tests.learners import UNCLIPPED, make_learner, weights_of
+from tests.learners import UNCLIPPED, make_learner, shared_learner, weights_of
 
 ENTROPY = UpdateConfig(optim=UNCLIPPED, entropy_coefficient=0.01)
 
@@ -39,6 +39,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "name": "dapo",
         "update": dataclasses.replace(ENTROPY, rollout_correction=RolloutCorrectionConfig(mode="mask")),
     },
+    "huber": {"name": "ppo", "critic": CriticConfig(huber_delta=0.1, clip_range=0.05)},
 }
 
 
@@ -71,6 +72,15 @@ def test_losses_and_gradients_of_an_update_are_those_of_the_formula(name: str) -
         assert len(trial.gradients) == sum(len(list(module.parameters())) for module in modules)
         for each in trial.gradients.values():
             assert each.distance <= 1e-5 * each.norm_sum + 1e-9
+
+
+@pytest.mark.parametrize("detach", [False, True])
+def test_a_critic_on_the_policys_backbone_pulls_at_it_as_the_formula_says(detach: bool) -> None:
+    critic = CriticConfig(architecture="shared", detach=detach)
+    trial = looked_at(shared_learner(critic=critic)).trial
+    assert trial is not None
+    for each in trial.gradients.values():
+        assert each.distance <= 1e-5 * each.norm_sum + 1e-9
 
 
 def test_log_probabilities_of_policy_and_reference_are_those_of_the_packed_pass() -> None:
