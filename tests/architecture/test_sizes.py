@@ -53,16 +53,16 @@ def docstring_words() -> int:
 
 # The house may only shrink: whoever lowers a count lowers its ceiling, and nobody raises one.
 CEILINGS: dict[str, tuple[int, Callable[[], int]]] = {
-    "lines of rlcore": (44_100, lambda: lines_of("rlcore")),
-    "modules of rlcore": (289, lambda: len(files_of("rlcore"))),
-    "lines of tasks and flows": (27_600, lambda: lines_of("tasks", "flows")),
-    "modules of tasks and flows": (242, lambda: len(files_of("tasks", "flows"))),
-    "lines of data_contracts": (7_850, lambda: lines_of("data_contracts")),
-    "lines of benchmarks": (4_050, lambda: lines_of("benchmarks")),
-    "lines of infra": (1_800, lambda: lines_of("infra")),
-    "lines of tests": (74_900, lambda: lines_of("tests")),
-    "files of tests": (353, lambda: len(files_of("tests"))),
-    "words of docstrings": (110_700, docstring_words),
+    "lines of rlcore": (41_950, lambda: lines_of("rlcore")),
+    "modules of rlcore": (239, lambda: len(files_of("rlcore"))),
+    "lines of tasks and flows": (26_650, lambda: lines_of("tasks", "flows")),
+    "modules of tasks and flows": (209, lambda: len(files_of("tasks", "flows"))),
+    "lines of data_contracts": (7_300, lambda: lines_of("data_contracts")),
+    "lines of benchmarks": (4_000, lambda: lines_of("benchmarks")),
+    "lines of infra": (1_750, lambda: lines_of("infra")),
+    "lines of tests": (72_750, lambda: lines_of("tests")),
+    "files of tests": (350, lambda: len(files_of("tests"))),
+    "words of docstrings": (102_200, docstring_words),
 }
 
 
