@@ -231,10 +231,23 @@ def resolve_ids(automation: Mapping[str, Any], ids: Mapping[str, UUID]) -> Autom
     return AutomationCore.model_validate({**automation, "actions": actions})
 
 
+# Automations of an earlier version. Prefect's own search for dead runs marks living ones as crashed.
+_REPLACED = (
+    "a run without heartbeat has crashed",
+    "a crashed run goes on",
+    "a run whose worker died before it began is queued again",
+    "a failed gate or canary calls the webhook",
+    "the team is told",
+)
+
+
 async def sync_automations(client: PrefectClient) -> None:
     """Synchronize the server's automations with the file."""
     wanted = read(AUTOMATIONS)
     ids = await _deployments(client, wanted)
+    for name in _REPLACED:
+        for old in await client.read_automations_by_name(name):
+            await client.delete_automation(old.id)
     for each in wanted:
         automation, known = resolve_ids(each, ids), await client.read_automations_by_name(each["name"])
         if known:

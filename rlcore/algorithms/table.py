@@ -1,4 +1,4 @@
-"""Table of algorithms: one row of pure functions each, with the constants of a run. A new one is a row and a test."""
+"""Table of algorithms: a row of pure functions each, with the constants of a run. The audit has a row for each too."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _cut_answers_earned_more(figures: Figures, least: float) -> bool:
 
 def _partly_cut(figures: Figures) -> str:
     cut = _all_cut(figures, _PARTLY_CUT)
-    others = (_no_format, _never_solved, _constant)
+    others = (_no_format, _never_solved, _constant, _all_or_nothing)
     other = next(filter(None, (cause(figures) for cause in others)), "")
     return f"{cut}, and {other}" if cut and other else ""
 
@@ -165,6 +165,11 @@ def _never_solved(figures: Figures) -> str:
 def _constant(figures: Figures) -> str:
     found = figures.reward
     return "" if found is None else f"rewards are constant at {found:g}: they do not depend on the answer"
+
+
+def _all_or_nothing(figures: Figures) -> str:
+    means = figures.recent("reward/mean")
+    return f"answers to one prompt get equal rewards, other prompts other ones (mean {means[-1]:.3g})" if means else ""
 
 
 CAUSES: tuple[Cause, ...] = (
@@ -200,6 +205,11 @@ CAUSES: tuple[Cause, ...] = (
         "read a few completions: if they are right, correct the reward; else easier prompts, or more SFT",
     ),
     Cause(("zero_signal",), _constant, "correct the reward: it must differ between right and wrong answers"),
+    Cause(
+        ("zero_signal",),
+        _all_or_nothing,
+        "use prompts of medium difficulty, a larger group_size, or sampling.dynamic_sampling_rounds",
+    ),
 )
 """Causes from the likeliest to the least likely. A collapse and truncation come first: they look like other causes."""
 

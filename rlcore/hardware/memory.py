@@ -156,11 +156,16 @@ def _of_machine(meminfo: Path) -> int | None:
 
 
 def _of_container(cgroup: Path) -> int | None:
-    """Return the bytes within a container's limit (cgroup v2); cached file pages count as free."""
-    try:
-        bound = (cgroup / "memory.max").read_text(encoding="ascii").strip()
-        held = int((cgroup / "memory.current").read_text(encoding="ascii"))
-        counters = dict(line.split() for line in (cgroup / "memory.stat").read_text(encoding="ascii").splitlines())
-    except OSError:
-        return None
-    return max(0, int(bound) - held + int(counters.get("inactive_file", 0))) if bound.isdigit() else None
+    """Return the bytes within a container's limit (cgroup v2, or v1); cached file pages count as free."""
+    for limit, used, stat in (
+        ("memory.max", "memory.current", "memory.stat"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+    ):
+        try:
+            bound = (cgroup / limit).read_text(encoding="ascii").strip()
+            held = int((cgroup / used).read_text(encoding="ascii"))
+            counters = dict(line.split() for line in (cgroup / stat).read_text(encoding="ascii").splitlines())
+        except OSError:
+            continue
+        return max(0, int(bound) - held + int(counters.get("inactive_file", 0))) if bound.isdigit() else None
+    return None

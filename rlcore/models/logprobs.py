@@ -15,6 +15,7 @@ loss is a sum over chunks of whole sequences. :func:`chunked_logprobs` recompute
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,17 +23,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rlcore.hardware.memory import CHUNK_SIZE
-from rlcore.hardware.precision import no_autocast, wide_product
+from rlcore.hardware.precision import at_least_float32, no_autocast, wide_product
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from rlcore.hardware.precision import at_least_float32
-
-if TYPE_CHECKING:
-    from jaxtyping import Float, Int
 _ROWS = 512  # rows of logits at once: half a chunk of the plain path takes as long, and half the memory
 _BLOCK = 64  # rows of a chunk that are copied while they are exponentiated
 _TOKENS = 8192  # tokens of the vocabulary whose part of the head's gradient is computed, and copied, at once

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,17 +23,13 @@ from transformers import PreTrainedModel
 from rlcore.config import LoraConfig
 from rlcore.errors import ModelError
 from rlcore.extras import install_command
-from rlcore.hardware.precision import at_least_float32, product
+from rlcore.hardware.precision import Linear, at_least_float32, product
 from rlcore.hardware.sharded import backbone
 from rlcore.models.saving import save_tensors, weights_digest
 from rlcore.seeding import generator
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-import logging
-from collections.abc import Collection
-
-from rlcore.hardware.precision import Linear
 
 logger = logging.getLogger(__name__)
 # peft treats these names as the projections of all experts of a mixture, which are one tensor in memory.

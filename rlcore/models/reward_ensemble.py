@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcore.errors import ModelError
+from rlcore.errors import DataError, ModelError
 from rlcore.hardware.out_of_memory import oom_retry
 from rlcore.hardware.precision import no_autocast
 from rlcore.hardware.sharded import device_of, gather_full, ranks_of, run_forward
@@ -23,14 +24,6 @@ from rlcore.models.heads import HEAD_FILE, ScalarHeadModel, load_scalar_model, s
 from rlcore.models.policy import hidden_states
 from rlcore.models.saving import save_tensors
 from rlcore.text.packing import PackedBatch, TokenSequence
-
-if TYPE_CHECKING:
-    from jaxtyping import Float
-import json
-from dataclasses import asdict
-from typing import TYPE_CHECKING
-
-from rlcore.errors import DataError
 
 if TYPE_CHECKING:
     from jaxtyping import Float

@@ -1,7 +1,7 @@
 """Adapter to the language model evaluation harness (lm-eval), and records of its results.
 
     model = LmEvalModel(policy, tokenizer, config, seed=0)
-    records = evaluate(model, config)      # a row for each task, document and metric
+    records = evaluate(model, config, cache=folder)  # a row for each task, document and metric
 
 It loads nothing from the internet: a task is a YAML file whose data are JSONL files in the same folder. YAML tags that
 run Python, such as ``!function``, are errors.

@@ -17,6 +17,8 @@ from rlcore.sampling.vllm.server_sync import WeightSync
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
 
+_LARGEST = frozenset(("engine/kv_cache_usage", "engine/prefix_cache_hit_rate"))  # others are summed over replicas
+
 
 class Send(Protocol):
     """Function that sends weights to every engine of a group."""
@@ -83,7 +85,7 @@ class ReplicatedSampler:
         for member in self.members:
             for name, value in take_metrics(member).items():
                 before = total.get(name, 0.0)
-                total[name] = max(before, value) if name == "engine/prefix_cache_hit_rate" else before + value
+                total[name] = max(before, value) if name in _LARGEST else before + value
         return total
 
 

@@ -9,15 +9,15 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 from rlcore.config.answers import JudgeConfig
 from rlcore.config.rl import CriticConfig, KlConfig, RewardTerm, RlConfig
 from rlcore.config.sampling import SamplingConfig
-from rlcore.errors import ConfigError
+from rlcore.errors import ConfigError, shown
 from rlcore.rewards.base import VERIFIERS
 from rlcore.strict_config import OneOf
-from rlcore.tasks.kinds import BASE, KINDS, StageConfig, load
+from rlcore.tasks.kinds import BASE, KINDS, PRODUCTS, StageConfig, load
 from rlcore.tasks.presets.data import POLICY
 
 if TYPE_CHECKING:
@@ -44,14 +44,19 @@ class _Tables(Mapping[str, type]):
 def _imported(name: str) -> type:
     try:
         table, kind = load(name), load(name.partition(":")[0] + ":KIND")
+        keys = set(get_type_hints(table)) if isinstance(table, type) else set()
     except (Exception, SystemExit) as error:  # a module may raise anything; a relative name is a TypeError
         raise ConfigError(
-            f"cannot import the stage kind {name!r}: {error}",
+            f"cannot import the stage kind {name!r}: {shown(str(error))}",
             fix="name its table as module:NAME, of a module in the current folder or on PYTHONPATH that has KIND too",
         ) from error
-    if not (is_stage(table) and is_dataclass(table) and hasattr(kind, "stage")):
-        fix = f"make the table a dataclass with {', '.join(FACTS)}, and KIND a StageKind"
-        raise ConfigError(f"{name!r} is no stage kind", fix=fix)
+    is_whole = {"kind", "settings"} <= keys and keys & {"init_from", "policy"}
+    if not (is_whole and is_dataclass(table) and is_stage(table) and callable(getattr(kind, "stage", None))):
+        fix = f"make it a dataclass with {', '.join(FACTS)}, kind, policy or init_from, settings; and KIND a StageKind"
+        raise ConfigError(f"{name!r} is no table of a stage kind", fix=fix)
+    if table.produces not in PRODUCTS or (table.data_key and table.data_key not in keys):
+        fix = f"produces is one of {', '.join(PRODUCTS)}; data_key names a field, or is empty"
+        raise ConfigError(f"produces or data_key of {name!r} is wrong", fix=fix)
     return cast(type, table)
 
 

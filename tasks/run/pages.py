@@ -10,6 +10,7 @@ import shutil
 from pathlib import Path
 
 from rlcore.tasks.drawing.result import Draw, Result
+from rlcore.tasks.keys.cache_keys import function_of
 from rlcore.tasks.run.prefect_bridge import report_markdown
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import closure_digest
@@ -36,7 +37,9 @@ def _mark(folder: Path) -> Path:
 
 
 def _drawn_from(draw: Draw, result: Result) -> str:
-    return "\n".join([closure_digest(draw.__module__), *(path.name for _, path in sorted(result.inputs.items()))])
+    module, bound = function_of(draw)
+    inputs = (path.name for _, path in sorted(result.inputs.items()))
+    return "\n".join([closure_digest(module), *map(str, bound.values()), *inputs])
 
 
 def show_pages(draw: Draw, result: Result, folder: Path, run: RunTracker) -> None:

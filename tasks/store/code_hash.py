@@ -62,7 +62,7 @@ NEUTRAL = (
     "rlcore.training.audit",
 )
 _KIND = re.compile(r"rlcore\.tasks\.kinds(\.\w+)?")  # says where its parts are
-_NOT_COMPUTED = re.compile(r"rlcore\.tasks\.kinds\.\w+\.(settings|page|stage|memory|checks)")
+_NOT_COMPUTED = re.compile(r"rlcore\.tasks\.kinds\.\w+\.(kind|page)")
 _MEASURES = ("psutil",)  # external packages that inspect the machine and change no result
 _ROOT = Path(rlcore.__file__).resolve().parents[1]
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders of installed distributions
@@ -272,7 +272,7 @@ def _git(*arguments: str) -> str:
 
 def _reach(module: str, chosen: Chosen, root: Path | None) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    top, draws = module.partition(".")[0], module.endswith(".page")
+    top, draws = module.partition(".")[0], module.endswith((".page", ".plots", ".kind"))
     own = (module, "rlcore.tasks.drawing") if draws else (module,)
     stops = [each for each in NEUTRAL if not any(_lies_in(name, (each,)) for name in own)]
     waiting, seen = [module], set[str]()

@@ -10,7 +10,9 @@ import json
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -33,8 +35,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Experiment, Metric, Run
 
     from rlcore.loop.curves import Tools
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 
 logger = logging.getLogger(__name__)
 MAX_WAITING = 32  # jobs; more block the caller, so that a slow server cannot fill the memory

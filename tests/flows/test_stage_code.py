@@ -398,7 +398,7 @@ def test_a_stage_kind_of_a_users_module_runs_and_its_code_is_in_the_key(
     ("kind", "words"),
     [
         ("no_kind:Stage", "cannot import the stage kind 'no_kind:Stage': No module named 'no_kind'"),
-        ("own_kind:KIND", "'own_kind:KIND' is no stage kind; make the table a dataclass with produces, consumes,"),
+        ("own_kind:KIND", "'own_kind:KIND' is no table of a stage kind; make it a dataclass with produces, consumes,"),
         ("own_kind:Nothing", "has no attribute 'Nothing'"),
     ],
 )

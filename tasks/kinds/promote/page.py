@@ -14,7 +14,7 @@ from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.compare.step import greedy_answers
 from rlcore.tasks.kinds.promote.kind import WINS
 from rlcore.tasks.kinds.promote.step import evaluations
-from rlcore.tasks.kinds.win_rate.kind import headline
+from rlcore.tasks.kinds.win_rate.page import headline
 from rlcore.tasks.store.markdown import excerpt, plain
 from rlcore.tasks.store.storage import read_json
 

@@ -317,6 +317,11 @@ SHOWN: Mapping[str, tuple[str, Rows, str]] = {
         rows(WRONG | {"reward/mean": 0.3}),
         "rewards are constant at 0.3: they do not depend on the answer",
     ),
+    "all or nothing": (
+        "zero_signal",
+        rows({"groups/zero_signal": 1.0, "reward/mean": 0.4, "reward/std": 0.5}),
+        "answers to one prompt get equal rewards, other prompts other ones (mean 0.4)",
+    ),
 }
 
 
