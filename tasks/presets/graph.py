@@ -54,7 +54,8 @@ def _imported(name: str) -> type:
     if not (is_whole and is_dataclass(table) and is_stage(table) and callable(getattr(kind, "stage", None))):
         fix = f"make it a dataclass with {', '.join(FACTS)}, kind, policy or init_from, settings; and KIND a StageKind"
         raise ConfigError(f"{name!r} is no table of a stage kind", fix=fix)
-    if table.produces not in PRODUCTS or (table.data_key and table.data_key not in keys):
+    produces, data_key = (getattr(table, fact) for fact in ("produces", "data_key"))
+    if produces not in PRODUCTS or (data_key and data_key not in keys):
         fix = f"produces is one of {', '.join(PRODUCTS)}; data_key names a field, or is empty"
         raise ConfigError(f"produces or data_key of {name!r} is wrong", fix=fix)
     return cast(type, table)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -386,6 +387,7 @@ def test_a_stage_kind_of_a_users_module_runs_and_its_code_is_in_the_key(
 ) -> None:
     (tmp_path / "own_kind.py").write_text(OWN_KIND)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_kind", raising=False)
     ref = run_targets("tiny", (*MICRO, *OWN_STAGE), ["long"])["long"]
     assert int((tracked_home.root / ref.uri / "long.txt").read_text()) == ref.rows > 0
     before = keys_of("tiny", *OWN_STAGE)
@@ -394,19 +396,32 @@ def test_a_stage_kind_of_a_users_module_runs_and_its_code_is_in_the_key(
     assert {name for name in before if before[name] != after[name]} == {"long"}
 
 
+NO_TABLE = "is no table of a stage kind; make it a dataclass with produces, consumes, data_key, is_compared, kind,"
+
+
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("kind", "change", "words"),
     [
-        ("no_kind:Stage", "cannot import the stage kind 'no_kind:Stage': No module named 'no_kind'"),
-        ("own_kind:KIND", "'own_kind:KIND' is no table of a stage kind; make it a dataclass with produces, consumes,"),
-        ("own_kind:Nothing", "has no attribute 'Nothing'"),
+        ("no_kind:Stage", ("", ""), "cannot import the stage kind 'no_kind:Stage': No module named 'no_kind'"),
+        ("own_kind:Nothing", ("", ""), "has no attribute 'Nothing'"),
+        ("own_kind:LengthStage", ("KIND =", "OTHER ="), "has no attribute 'KIND'"),
+        ("own_kind:LengthStage", ("from typing", "raise SystemExit(3)\nfrom typing"), "'own_kind:LengthStage': 3"),
+        ("own_kind:LengthStage", ("policy: str", "policy: Nothing"), "name 'Nothing' is not defined"),
+        ("own_kind:KIND", ("", ""), NO_TABLE),
+        ("own_kind:LengthStage", ("    policy: str\n", ""), NO_TABLE),
+        ("own_kind:LengthStage", ("    settings: ", "    others: "), NO_TABLE),
+        ("own_kind:LengthStage", ("StageKind(stage=stage)", "StageKind(stage=3)"), NO_TABLE),
+        ("own_kind:LengthStage", ('data_key: ClassVar[str] = "data"', 'data_key = "rows"'), "data_key names a field"),
+        ("own_kind:LengthStage", ('= "measurements"', '= "figures"'), "produces is one of checkpoint, reward_model,"),
     ],
 )
 def test_a_name_that_is_no_stage_kind_is_an_error_beside_all_others(
-    kind: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, change: tuple[str, str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "own_kind.py").write_text(OWN_KIND)
+    assert change[0] in OWN_KIND
+    (tmp_path / "own_kind.py").write_text(OWN_KIND.replace(*change))
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_kind", raising=False)
     with pytest.raises(ConfigError) as caught:
         open_preset("tiny", (*OWN_STAGE, f"stages.long.kind='{kind}'", "seed=-1"))
     assert words in caught.value.what and "seed = -1" in caught.value.what
