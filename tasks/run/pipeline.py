@@ -13,7 +13,7 @@ from rlcore.metrics import is_machine_dependent
 from rlcore.tasks.keys.cache_keys import key_of, level_of
 from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.keys.plan import order_stages, recorded_refs
-from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.kinds.kind import IMPORT, Stage
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.run.budget import metered, unlimited
 from rlcore.tasks.run.interrupts import own_signals
@@ -36,6 +36,8 @@ from rlcore.tasks.tracking.mlflow_model import PAST, Package, files_below
 from rlcore.tasks.tracking.model_card import refresh_cards, write_card
 from rlcore.tasks.tracking.registry import find_by_sha256, register_model
 from rlcore.tasks.tracking.runs import RunTracker, Tracker, open_tracker
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -129,10 +131,6 @@ def _digest(config: RunConfig, targets: Collection[str]) -> str:
     return key_of({"config": to_dict(unlimited(config)), "targets": sorted(targets)})[:16]
 
 
-logger = logging.getLogger(__name__)
-START = "import_sft"  # the stage that makes the base
-
-
 class Report(Protocol):
     """Report of a finished run; ``started`` is in the time format of stage records."""
 
@@ -177,7 +175,7 @@ def run_pipeline(
         )
         for stage in ordered:
             refs[stage.name] = _run_stage_task(stage, config, {name: refs[name] for name in stage.inputs}, run)
-            if stage.name == START:
+            if stage.name == IMPORT:
                 done = recorded_refs(stages, config, targets, home=home)
                 _show_memory(config, home, refs, [each.name for each in ordered if each.name not in done])
         complete_cards(ordered, refs, preset=config.name, run=run)

@@ -37,8 +37,8 @@ OWN = "rlcore"  # the root of all rlcore modules
 
 # The folder tells whether code can change a result. These move bytes, records, schedules or drawings, hold values that
 # are in the key themselves (rlcore.config) or texts (rlcore.extras, metrics, causes), or can only stop a run (checks of
-# settings, the audit, some canaries: none of their metrics is in an artifact). Of a stage kind only its step and
-# components compute.
+# settings, the audit, some canaries: of their metrics only label noise and the shuffle gap are in an artifact, which
+# nothing is trained by). Of a stage kind only its step and its components compute.
 NEUTRAL = (
     "rlcore.checks.audit",
     "rlcore.checks.causes",

@@ -26,9 +26,7 @@ from rlcore.tasks.kinds.rl.curriculum import curriculum_prompts
 from rlcore.tasks.kinds.rl.placed import PLACES, REFERENCE, START
 from rlcore.tasks.presets.settings import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
-from rlcore.tasks.steps.rewards import (
-    verifier,
-)
+from rlcore.tasks.steps.rewards import verifier
 from rlcore.tasks.steps.rl_recorder import StageRecorder
 from rlcore.tasks.steps.rollout_engine import longest, open_player, sampling_engine
 from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
