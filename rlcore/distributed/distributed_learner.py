@@ -1,7 +1,7 @@
 """Distributed learners: several processes behind the interface of a local learner.
 
 The process of the loop sends each rank the same request, and uses the first one's answer. It has neither weights nor a
-process group. After a loss of ranks the newest checkpoint is restored.
+process group.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ class DistributedLearner:
         """Start the ranks.
 
         Args:
-            plan: Models and settings.
             distributed: Number and placement of the ranks.
             runtime: Device and precision of each rank.
             log: Show a human-readable sentence.
@@ -164,7 +163,6 @@ class DistributedLearner:
         self._start()
 
     def _start(self) -> dict[str, Any]:
-        """Start every rank, and return the first one's facts when all have loaded their models."""
         self._starts += 1
         return self._update_state(self.ranks.start([self._setup(rank) for rank in range(self.size)]))
 
@@ -177,7 +175,6 @@ class DistributedLearner:
         return self._update_state(self.ranks.ask(method, *arguments, **settings))["result"]
 
     def _update_state(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Store the learner's state from an answer, and return the answer."""
         self.policy_version, self.kl_coefficient = answer["policy_version"], answer["kl_coefficient"]
         self._budget = answer["tokens"]
         return answer

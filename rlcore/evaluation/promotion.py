@@ -7,7 +7,7 @@ is ever promoted is at most ``alpha``, for any number of candidates and any depe
 
 Every guard must pass at ``alpha_t`` too, without further correction, because a promotion needs all of them
 (intersection-union test, Berger 1982): exactly for binary metrics, up to the accuracy of the bootstrap for others. The
-caller counts the looks at one set of prompts, whatever the models are called; new prompts start at look 1.
+caller counts the looks at one set of prompts; new prompts start at look 1.
 """
 
 from __future__ import annotations

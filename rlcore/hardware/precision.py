@@ -162,7 +162,6 @@ class _Product(torch.autograd.Function):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return True for float32 on a CPU, neither sharded nor under autocast."""
     is_whole = type(tensor) in (Tensor, torch.nn.Parameter)
     is_single = tensor.device.type == "cpu" and tensor.dtype == torch.float32
     return is_whole and is_single and _HAS_ONEDNN and not torch.is_autocast_enabled("cpu")

@@ -110,13 +110,11 @@ def from_json(text: str, prompts: Sequence[Prompt]) -> Groups:
 
 
 def _group(group: Sequence[Rollout]) -> dict[str, Any]:
-    """Return a group, with the prompt of its first rollout once."""
     shared = _prompt_fields(group[0].prompt) if group else {}
     return {"prompt": shared, "rollouts": [_record(rollout, shared) for rollout in group]}
 
 
 def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
-    """Return the fields of a prompt that an environment or an agent may change."""
     messages = [dataclasses.asdict(message) for message in prompt.messages]
     return {"messages": messages, "token_ids": prompt.token_ids, "tools": prompt.tools}
 

@@ -174,8 +174,6 @@ class TrainResult:
 
     Attributes:
         history: Metrics of each iteration up to that of the learner's weights.
-        findings: Findings of the health rules.
-        stop: The stop by a health rule, or None.
         rolled_back_history: Metrics of later iterations, if a health rule stopped the run.
     """
 

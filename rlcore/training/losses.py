@@ -217,7 +217,7 @@ def critic_loss(
 ) -> Float[Tensor, ""]:
     """Return the weighted sum of the value loss over the tokens, a scalar with gradient.
 
-    ``predicted``: float32 [N], values of the batch's tokens. The loss is counted in ``totals``.
+    ``predicted``: float32 [N], values of the batch's tokens.
     """
     device = predicted.device
     # Filled before any arithmetic: the gradient of a square is 0 * NaN where a masked target is NaN.

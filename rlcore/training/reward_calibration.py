@@ -55,7 +55,7 @@ def fit_temperature(margins: Floats) -> float:
     """Return the T that minimizes ``mean -ln σ(margin / T)`` over [P] pairs (Guo et al. 2017).
 
     The loss is convex in 1/T, so golden-section search in ln T finds its only minimum between 0.018 and 55. A model
-    that is right on all pairs gets the lower bound, since its margins cannot tell how often it would be wrong.
+    that is right on all pairs gets the lower bound.
     """
     low, high = _LOG_TEMPERATURES
     ratio = (5**0.5 - 1) / 2

@@ -70,7 +70,6 @@ class ScoringModels:
 
     @property
     def has_reference(self) -> bool:
-        """True if there is a reference policy for a KL penalty."""
         return self.reference is not None
 
     def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> ForwardScores:
@@ -89,7 +88,6 @@ class ScoringModels:
     def _own_passes(
         self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]
     ) -> ForwardScores:
-        """Score the sequences of this rank."""
         old = ref = values = [torch.zeros(len(sequence.completion_ids)) for sequence in sequences]
         budget, temperature = self.tokens_per_microbatch, self.temperature
         shared = self.critic is not None and self.critic.backbone is self.policy

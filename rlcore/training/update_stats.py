@@ -1,7 +1,6 @@
 """Metrics of one update, accumulated over its micro-batches and steps.
 
-Tensors stay float64 on their device until the update is over, because reading a number synchronizes with the GPU. A
-micro-batch has a dozen of them per chunk of its head.
+Tensors stay float64 on their device until the update is over, because reading a number synchronizes with the GPU.
 """
 
 from __future__ import annotations

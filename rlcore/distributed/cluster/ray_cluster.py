@@ -223,7 +223,7 @@ def _wait_for_room(
 
 
 def _bundles(config: DistributedConfig, *, gpus: bool) -> list[dict[str, float]]:
-    """Return the resources of each process, ranks first. Ray places all of them or none."""
+    """Return the resources of each process, ranks first."""
     ray = config.ray
     own = [1.0 if gpus else 0.0, 1.0 if gpus else 0.0, ray.reward_worker_gpus]
     return [
@@ -238,15 +238,12 @@ def _counts(config: DistributedConfig) -> tuple[int, int, int]:
 
 
 def _short(error: Exception) -> str:
-    """Return the cause in an error of Ray as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("The actor ")][-1:] or lines[:1]
     return " ".join(causes)[:300]
 
 
 class _Actor(Host):
-    """A host that reports its address."""
-
     def address(self) -> str:
         """Return an address and a free port of this machine, as seen from the cluster."""
         import ray

@@ -134,11 +134,7 @@ def run_trials(learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingS
 
 @torch.enable_grad()
 def _trials_once(learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingSample], *, seed: int) -> Trials:
-    """Run :func:`run_trials` in the precision that is set.
-
-    The first step is on unchanged samples, in micro-batches of one sequence; the second is as a later step, on random
-    numbers. Both are differentiated from one plain pass of each sample.
-    """
+    """Run :func:`run_trials` in the precision that is set."""
     chosen = [dict(_compared(learner, derive_seed(seed, "tensors", number))) for number in range(2)]
     longest = max(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
     losses, theirs = _update(learner, samples, chosen[0], tokens=longest)
@@ -177,7 +173,6 @@ def _update(
     tokens: int | None = None,
     moved: bool = False,
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Return losses by the update's code, and the gradients of the chosen tensors; no gradient is left."""
     with _frozen_others(learner, chosen):
         losses = learner.trial(samples, tokens=tokens, moved=moved)
     found = {name: _flat(p.grad, p) / learner.loss_scale.value for name, p in chosen.items()}
@@ -225,7 +220,6 @@ def _tokens(sample: TrainingSample, own: Sequence[int], logprobs: Tensor, entrop
 
 
 def _passes(learner: Learner, sample: TrainingSample, *, is_compared: bool) -> _Passes:
-    """Run the plain passes of a step; ``is_compared``: with gradients."""
     own, config, critic = own_tokens(sample), learner.config, learner.critic
     sequence = TokenSequence(prompt_ids=sample.prompt_ids, completion_ids=sample.completion_ids)
     trains_policy = critic is None or learner.policy_version >= config.critic.warmup_iterations
@@ -269,7 +263,6 @@ def _losses_of(
 def _kl_of(
     learner: Learner, passes: _Passes, sample: TrainingSample, *, count: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the part of a sample in the mean KL of ``count`` tokens, with its tolerance, by the metric's name."""
     tokens = _tokens(sample, own_tokens(sample), passes.logprobs, passes.entropy, moved=True)
     is_in_loss = learner.kl.coefficient > 0.0 and learner.config.kl.apply_to == "loss"
     found = kl_parts(tokens, compute_dtype(learner.policy), has_reference=is_in_loss)
