@@ -168,8 +168,8 @@ def group_over_mean(episodes: AdvantageInputs) -> Float[Tensor, "completions tim
     """Return ``(R - mean) / mean`` within the group (MaxRL, Tajwar et al. 2026); hard prompts count more.
 
     Returns 0 for a group whose mean is at most 0, because the likelihood of success cannot be estimated there. Rewards
-    should be nonnegative; then ``-1 <= A <= G - 1``. The divisor is at least ``(max - min) / G``, a bound that
-    nonnegative rewards always satisfy. Penalties that nearly cancel the mean then still give ``|A| <= G``.
+    should be nonnegative; then ``-1 <= A <= G - 1``. The divisor is at least ``(max - min) / G``, so that penalties
+    that nearly cancel the mean still give ``|A| <= G``.
     """
 
     def normalize(rewards: Tensor) -> Tensor:

@@ -78,7 +78,7 @@ class LossOutput:
 def policy_loss(inputs: LossInputs, algorithm: Algorithm, coefficients: Coefficients) -> LossOutput:
     """Return the loss and statistics of one micro-batch.
 
-    Masked tokens are filled before any arithmetic: 0 * NaN is NaN, so multiplying by a mask would not remove them.
+    Masked tokens are filled before any arithmetic, because 0 * NaN is NaN.
     """
     mask = inputs.loss_mask
     log_ratio = clamped_difference(inputs.policy_logprobs, inputs.old_logprobs, mask)

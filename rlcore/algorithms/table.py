@@ -48,7 +48,6 @@ class Algorithm:
 
     @property
     def uses_critic(self) -> bool:
-        """True if a critic is trained."""
         return self.value_advantage is not None
 
 

@@ -53,9 +53,6 @@ class DistributedLearner:
         """Start the ranks.
 
         Args:
-            distributed: Number and placement of the ranks.
-            runtime: Device and precision of each rank.
-            log: Show a human-readable sentence.
             ranks: Processes of the ranks; None: children of this process.
 
         Raises:
@@ -82,7 +79,6 @@ class DistributedLearner:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return self._distributed.learner_ranks
 
     @property
@@ -184,7 +180,7 @@ class DistributedSupervised:
     """A learner of SFT, DPO or a reward model on ranks, with its methods; a lost rank ends the stage."""
 
     def __init__(self, plan: SupervisedPlan, distributed: DistributedConfig, runtime: Runtime, ranks: RankPool) -> None:
-        """Start the ranks. ``runtime``: device and precision of each.
+        """Start the ranks.
 
         Raises:
             ModelError: The checkpoint cannot be trained.

@@ -82,7 +82,6 @@ class RankPool:
 
     @property
     def is_running(self) -> bool:
-        """True if there are ranks."""
         return self.transport.size > 0
 
     def start(self, setups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -103,7 +103,6 @@ class JudgeAudit:
 
     @property
     def passed(self) -> bool:
-        """True if every check passed."""
         return all(check.passed for check in self.checks)
 
 
@@ -165,8 +164,8 @@ def audit_judge(
 ) -> JudgeAudit:
     """Audit a judge on held-out human pairs, with the human-preferred answer as the first model's.
 
-    ``prompts`` [N]: prompt number of each pair, because pairs of one prompt are correlated. The length bias, over pairs
-    of unequal lengths, is ``mean(judge prefers the longer) - mean(humans prefer the longer)``.
+    ``prompts`` [N]: prompt number of each pair. The length bias, over pairs of unequal lengths, is ``mean(judge prefers
+    the longer) - mean(humans prefer the longer)``.
 
     Raises:
         DataError: No pair has a result.
@@ -231,7 +230,7 @@ def _beyond_length(results: PairResults, prompts: NDArray[np.int64], *, seed: in
 
 
 def _fit(features: Floats, outcomes: Floats) -> tuple[Floats, Floats]:
-    """Fit the penalised logistic regression by Newton's method; return the weights [2] and the curvature [2, 2]."""
+    """Fit the penalised logistic regression; return the weights [2] and the curvature [2, 2]."""
     prior = np.diag([0.0, _PRIOR])
     weights = np.zeros(2)
     curvature = prior

@@ -31,7 +31,7 @@ _DIGITS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Hardware and precision of a computation. Equal machines compute equal bits; different ones usually do not.
+    """Hardware and precision of a computation. Equal machines compute equal bits.
 
     Attributes:
         device: ``cpu`` or ``cuda``.
@@ -160,7 +160,6 @@ def product_seconds(dtype: torch.dtype) -> float:
 
 @cache
 def _numerics_digest(dtype: torch.dtype) -> str:
-    """Return a digest of random draws, matrix products, a softmax and sums on the CPU."""
     draws = torch.Generator().manual_seed(0)
     with _one_thread(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         states, weights = torch.randn(64, 384, generator=draws), torch.randn(384, 512, generator=draws)

@@ -29,7 +29,6 @@ def retry_smaller(attempt: Callable[[int], T], tokens: int, *, longest: int, set
 
     Args:
         attempt: Work with a number of tokens per micro-batch. Retried from the start with half as many.
-        tokens: First number of tokens to try.
         longest: Tokens of the longest sequence, which cannot be split.
         setting: Configuration key of ``tokens``, for the log.
 

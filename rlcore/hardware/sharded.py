@@ -3,8 +3,8 @@
 Only this module calls collectives of torch.distributed. With tensor parallelism, neighbouring ranks split every layer's
 matrices. They process the same samples, and count as one rank of the data-parallel group.
 
-Every decision on the next operation (finite loss, early stop, number of micro-batches) is synchronized among all ranks.
-A rank that decided alone would leave the others waiting forever.
+Every decision on the next operation (finite loss, early stop, number of micro-batches) is synchronized among all ranks:
+one that decided alone would leave the others waiting.
 
 A layer's weights are gathered for its forward pass, and again for its backward pass; those of embeddings, last norm and
 heads for the whole pass. So backbone, head and loss must be in one forward pass of one root module. With the library's
@@ -214,7 +214,7 @@ class _Membership:
 
 
 class _ForwardModule(nn.Module):
-    """A model, or a critic with the policy's backbone, as one module with a configurable forward pass."""
+    """A model, or a critic with the policy's backbone, with a configurable forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

@@ -42,7 +42,6 @@ class Curves(Protocol):
 
 
 def _import(package: str, module: str = "") -> Any:
-    """Import a tool's module."""
     try:
         return import_module(module or package)
     except ImportError as error:

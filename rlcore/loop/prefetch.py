@@ -6,9 +6,8 @@
     sync                     |              |              after both: no request runs while weights are loaded
 
 With ``staleness = k`` the rollouts of iteration i are sampled with the weights of iteration i - 1 - k, whatever the
-speed. At most k sampled batches wait for the learner; then the engine waits for the next weights. Above 1 it loads a
-copy of the weights between two batches. A checkpoint stores the rollouts of the next k iterations, because the weights
-that sampled them are gone by then.
+speed. If k > 1, the engine loads a copy of the weights between two batches. A checkpoint stores the rollouts of the
+next k iterations, because the weights that sampled them are gone by then.
 """
 
 from __future__ import annotations

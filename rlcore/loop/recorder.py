@@ -23,8 +23,6 @@ class HealthStop:
     """A stop by a health rule after ``iteration``.
 
     Attributes:
-        finding: The rule that stopped the run.
-        iteration: Last iteration of the run.
         restored_iteration: Newest iteration that every rule confirmed as healthy, or 0. The result is this iteration.
     """
 

@@ -242,7 +242,7 @@ class Checkpoints:
     """Checkpoints of one run in ``folder``, which the learner writes; only those with the same ``identity`` are loaded.
 
     The clock, in seconds, decides when a checkpoint is written, never what a run computes: a killed run ends with the
-    same weights, whichever checkpoint it resumes from.
+    same weights.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ def write_checkpoint(
 ) -> Path:
     """Write a checkpoint atomically and prune older ones.
 
-    Older ones remain by :func:`steps_to_keep`: a run may restore any of these.
+    The :func:`steps_to_keep` remain, any of which a run may restore.
 
     Raises:
         StorageError: The checkpoint cannot be written; earlier checkpoints are unchanged.

@@ -200,7 +200,7 @@ def _pull(
 def _sums(
     model: Any, sequences: Sequence[TokenSequence], batches: Sequence[PackedBatch], states: Sequence[Tensor]
 ) -> Tensor:
-    """Return the log-probability of each completion, float64 [S], without gradient, summed in a fixed order."""
+    """Return the log-probability of each completion, float64 [S], summed in a fixed order."""
     sums = torch.zeros(len(sequences), dtype=torch.float64, device=device_of(model))
     for batch, state in zip(batches, states, strict=True):
         lengths = [len(sequences[number].completion_ids) for number in batch.sequences.tolist()]

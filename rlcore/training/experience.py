@@ -50,7 +50,6 @@ class Experience:
 
     @property
     def num_episodes(self) -> int:
-        """Number of episodes."""
         return len({sample.episode for sample in self.samples})
 
 
@@ -128,7 +127,6 @@ def _joined(columns: Sequence[Tensor], parts: Sequence[Sequence[Rollout]]) -> li
 
 
 def _untrainable(items: Sequence[ScoredRollout]) -> TrainingError:
-    """Return an error with the most frequent reason and its fix."""
     errors = [item.score.error for item in items if not _is_scored(item)]
     cut = sum(item.rollout.finish_reason == "length" for item in items)
     if not items:

@@ -168,7 +168,6 @@ class Learner:
         self.kl = self.kl.updated(mean_kl, num_samples)
 
     def _adapt_penalty(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
-        """Adapt the penalty of the row, if the policy has moved, to the KL of the update; return this KL."""
         if self.penalty is None or not self._has_moved:
             return {}
         measured = self._losses().kl_from_old(samples, tokens_per_microbatch=self.tokens_per_microbatch)

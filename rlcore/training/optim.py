@@ -156,7 +156,6 @@ class Stepper:
         groups: As in :func:`make_optimizer`.
         num_steps: Length of the schedule.
         tokens: First budget of a micro-batch; :attr:`tokens` is reduced when memory runs out.
-        setting: Configuration key of ``tokens``, for the log.
     """
 
     def __init__(

@@ -96,7 +96,7 @@ def accuracy_by_length(
 ) -> dict[str, Interval]:
     """Return pair accuracy by whether the chosen side is ``longer``, ``shorter`` or ``equal`` in tokens.
 
-    ``prompts`` [P]: equal for pairs of one prompt, which form a cluster. Empty classes are omitted.
+    ``prompts``: as in :func:`reliability_table`. Empty classes are omitted.
     """
     parts = {"longer": log_ratios > 0.0, "shorter": log_ratios < 0.0, "equal": log_ratios == 0.0}
     return {

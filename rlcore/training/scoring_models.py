@@ -26,9 +26,7 @@ class ForwardScores:
     """Scores of S completions before the update, float32 [T] per completion; zeros for models that did not run.
 
     Attributes:
-        old: Log-probabilities of the policy.
-        ref: Log-probabilities of the reference policy.
-        values: Values of the critic.
+        old, ref: Log-probabilities of policy and reference policy.
         next_values: float32 [S], critic's value after the end; 0 if the completion ended by itself.
     """
 

@@ -156,7 +156,7 @@ class RemoteSampler:
 def open_samplers(cluster: Cluster, model: Path, runtime: Runtime, *, max_concurrent: int) -> Sampler:
     """Open the rollout workers of a cluster, which serve the checkpoint ``model`` as version 0.
 
-    ``runtime``: device and precision; ``max_concurrent``: sequences decoded at the same time by all workers together.
+    ``max_concurrent``: sequences decoded at the same time by all workers together.
     """
     count = cluster.config.ray.num_rollout_workers
     setup = {

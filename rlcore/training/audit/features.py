@@ -91,7 +91,7 @@ def rollout_features(
 def _each_distribution(
     policy: Any, packed: PackedBatch, temperature: float, use: Callable[[int, Tensor], None]
 ) -> None:
-    """Call ``use`` with each sequence's number and its log-probabilities [T, V]; only one is in memory at a time."""
+    """Call ``use`` with each number and log-probabilities [T, V], one sequence in memory at a time."""
     states = completion_states(policy, packed.to(device_of(policy)))
     head = policy.get_output_embeddings().weight.to(compute_dtype(policy))
     for number in packed.sequences.tolist():
@@ -124,7 +124,7 @@ def features_of(
 def _columns_of(
     logprobs: Tensor, targets: Sequence[int], marked: Sequence[Sequence[Collection[int]]]
 ) -> dict[str, Tensor]:
-    """Return the columns of :class:`Features`; ``marked``: the sets of tokens that are tilted, of each kind and row."""
+    """Return the columns of :class:`Features`; ``marked``: the tilted sets of tokens, by kind and row."""
     chosen = torch.tensor(list(targets), dtype=torch.int64, device=logprobs.device)[:, None]
     own, masses = logprobs.gather(-1, chosen), logprobs.exp()
     ids = torch.arange(logprobs.shape[-1], device=logprobs.device)

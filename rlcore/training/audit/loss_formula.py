@@ -24,7 +24,7 @@ _RELATIVE = {True: 0.05, False: 1e-3}  # rounding of a loss summed in another or
 class Tokens:
     """The policy's tokens of one sequence, [n] each; ``logprobs`` and ``entropy`` may carry a gradient.
 
-    ``old``: None if the policy itself is the old one, as in the first step of an update.
+    ``old``: None if the policy itself is the old one.
     """
 
     logprobs: Tensor

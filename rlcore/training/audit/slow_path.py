@@ -94,7 +94,6 @@ def _sequence(sample: TrainingSample) -> TokenSequence:
 
 
 def _choose(mask: Sequence[bool], seed: int, number: int) -> tuple[int, ...]:
-    """Return all positions of the policy's tokens, or ``MAX_TOKENS`` random ones."""
     own = [index for index, is_own in enumerate(mask) if is_own]
     order = shuffled(len(own), seed, "places", number)[:MAX_TOKENS]
     return tuple(sorted(own[index] for index in order))

@@ -134,7 +134,6 @@ def run_trials(learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingS
 
 @torch.enable_grad()
 def _trials_once(learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingSample], *, seed: int) -> Trials:
-    """Run :func:`run_trials` in the precision that is set."""
     chosen = [dict(_compared(learner, derive_seed(seed, "tensors", number))) for number in range(2)]
     longest = max(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
     losses, theirs = _update(learner, samples, chosen[0], tokens=longest)
@@ -183,7 +182,7 @@ def _update(
 
 @contextmanager
 def _frozen_others(learner: Learner, chosen: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Within the context, tensors that are not compared get no gradient, which takes most of the time and memory."""
+    """Within the context, tensors that are not compared get no gradient, to save time and memory."""
     models = [tensors for tensors in _learning(learner) if any(name in chosen for name, _ in tensors)]
     others = [parameter for name, parameter in chain(*models) if name not in chosen]
     for parameter in others:
@@ -239,7 +238,6 @@ def _passes(learner: Learner, sample: TrainingSample, *, is_compared: bool) -> _
 def _losses_of(
     learner: Learner, row: AlgorithmSpec, passes: _Passes, sample: TrainingSample, weight: Tensor, *, moved: bool
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
-    """Return each loss of a sample with its tolerance, by name, and the sum that is differentiated."""
     config, own = learner.config, own_tokens(sample)
     coefficient = learner.kl.coefficient if config.kl.apply_to == "loss" else 0.0
     tokens = _tokens(sample, own, passes.logprobs, passes.entropy, moved=moved)
@@ -270,7 +268,7 @@ def _kl_of(
 
 
 def _learning(learner: Learner) -> list[list[tuple[str, nn.Parameter]]]:
-    """Return the trained tensors of the policy, and of a critic with its own backbone; none of a sharded model."""
+    """Return the trained tensors of the policy and of a separate critic; none of a sharded model."""
     named = [learner.policy.named_parameters()]
     if learner.critic is not None and not learner.shares_backbone:
         named.append(learner.critic.named_parameters(prefix="critic"))
