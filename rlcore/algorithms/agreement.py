@@ -2,8 +2,8 @@
 
 Rounding disturbs all logits about equally. A disturbance δ_v of the logits moves the log-probability of a token by δ_x
 - Σ p_v δ_v, so by about (1 - p)·δ: almost nothing if the policy is confident. Divided by 1 - p the difference is that
-of the log-odds. Multiplied by the temperature, which divides logits, its noise depends on neither token nor temperature.
-Two statistics:
+of the log-odds. Multiplied by the temperature, which divides logits, its noise is about equal for all tokens and
+temperatures. Two statistics:
 
 - **spread**: mean and 95 % quantile of |difference| / (1 - p), compared with those *before any update*, when both
   hold the same weights.

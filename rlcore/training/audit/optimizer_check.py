@@ -116,7 +116,7 @@ class OptimizerChecker:
                 break
 
     def _check_gradients(self, optimizer: torch.optim.Optimizer, learning: Sequence[nn.Parameter]) -> None:
-        """Remove tensors with a gradient from the list of those without; ignore steps without any gradient."""
+        """Drop tensors with a gradient from the list of those without; ignore steps without any."""
         without = self._without[id(optimizer)]
         trains_policy = optimizer is not self._learner.optimizer or len(learning) > 1  # else only a head warms up
         if not without or not trains_policy:

@@ -197,7 +197,6 @@ def _frozen_others(learner: Learner, chosen: Mapping[str, nn.Parameter]) -> Iter
 def _draw(
     learner: Learner, row: AlgorithmSpec, sample: TrainingSample, logprobs: Tensor, *, seed: int
 ) -> tuple[TrainingSample, bool]:
-    """Return a sample with random numbers, and whether none of its tokens is at a bound."""
     own, known, dtype = own_tokens(sample), logprobs.detach(), compute_dtype(learner.policy)
     for number in range(_TRIES):
         made = with_drawn_numbers(sample, own, known, learner.config, row, seed=derive_seed(seed, number))
