@@ -1,8 +1,8 @@
 """Advantages: how much better a token or completion was than expected.
 
-Completions are padded rows, [S, T]. The samples of an episode with branches are one row, one after the other: it has
-one reward and one advantage. ``mask`` is True on the policy's tokens and False on padding and tool output. Rewards are
-float64, so that equal rewards stay equal.
+Completions are padded rows, [S, T]. The samples of an episode with branches are one row, one after the other.
+``mask`` is True on the policy's tokens and False on padding and tool output. Rewards are float64, so that equal rewards
+stay equal.
 """
 
 from __future__ import annotations

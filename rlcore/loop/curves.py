@@ -139,7 +139,7 @@ class Wandb:
 def _read_journal(file: Path) -> list[Mapping[str, Any]]:
     found = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-        with suppress(ValueError):
+        with suppress(ValueError):  # a kill may have cut the last line
             found.append(json.loads(line))
     return found
 
