@@ -1,8 +1,8 @@
 """Advantages: how much better a token or completion was than expected.
 
-Completions are padded rows, [S, T]. The samples of an episode with branches are one row, one after the other: it has
-one reward and one advantage. ``mask`` is True on the policy's tokens and False on padding and tool output.
-Rewards are float64, so that equal rewards stay equal. A NaN reward means that the grader failed.
+Completions are padded rows, [S, T]. The samples of an episode with branches are one row, one after the other.
+``mask`` is True on the policy's tokens and False on padding and tool output. Rewards are float64, so that equal rewards
+stay equal.
 """
 
 from __future__ import annotations
@@ -83,9 +83,8 @@ def gae(
 ) -> Float[Tensor, "completions time"]:
     """Return generalized advantage estimates, [S, T] (Schulman et al. 2016, eq. 16).
 
-    ``delta[t] = r[t] + gamma * V[t+1] - V[t]`` and ``A[t] = delta[t] + gamma * lam * A[t+1]``. ``next_values`` holds V
-    after the last token. ``lam`` is a scalar, or float64 [S]. Masked tokens (tool output) are skipped without decay,
-    which equals the computation on the policy's tokens alone.
+    ``delta[t] = r[t] + gamma * V[t+1] - V[t]`` and ``A[t] = delta[t] + gamma * lam * A[t+1]``. ``lam`` is a scalar, or
+    float64 [S]. Masked tokens (tool output) are skipped without decay.
     """
     mask, rewards, values = episodes.mask, episodes.token_rewards, episodes.values.double()
     advantages = torch.zeros_like(rewards)
@@ -169,8 +168,8 @@ def group_over_mean(episodes: AdvantageInputs) -> Float[Tensor, "completions tim
     """Return ``(R - mean) / mean`` within the group (MaxRL, Tajwar et al. 2026); hard prompts count more.
 
     Returns 0 for a group whose mean is at most 0, because the likelihood of success cannot be estimated there. Rewards
-    should be nonnegative; then ``-1 <= A <= G - 1``. The divisor is at least ``(max - min) / G``, a bound that
-    nonnegative rewards always satisfy. Penalties that nearly cancel the mean then still give ``|A| <= G``.
+    should be nonnegative; then ``-1 <= A <= G - 1``. The divisor is at least ``(max - min) / G``, so that penalties
+    that nearly cancel the mean still give ``|A| <= G``.
     """
 
     def normalize(rewards: Tensor) -> Tensor:

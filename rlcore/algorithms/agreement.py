@@ -2,14 +2,13 @@
 
 Rounding disturbs all logits about equally. A disturbance δ_v of the logits moves the log-probability of a token by δ_x
 - Σ p_v δ_v, so by about (1 - p)·δ: almost nothing if the policy is confident. Divided by 1 - p the difference is that
-of the log-odds. Multiplied by the temperature, which divides logits, its noise depends on neither token nor temperature
-(between one and √2 times the noise of a logit, depending on the rest of the distribution). Two statistics:
+of the log-odds. Multiplied by the temperature, which divides logits, its noise is about equal for all tokens and
+temperatures. Two statistics:
 
-- **spread**: mean and 95 % quantile of |difference| / (1 - p), compared with the same statistics *before any update*,
-  when both hold the same weights: the noise of this model, these kernels and this precision.
+- **spread**: mean and 95 % quantile of |difference| / (1 - p), compared with those *before any update*, when both
+  hold the same weights.
 - **temperature**: an engine at temperature T' instead of T differs by (T/T' - 1)·(log p + H), where H is the entropy of
-  the learner's distribution. A regression on log p + H estimates T'; its error follows from the residuals, so it needs
-  no measured noise.
+  the learner's distribution. A regression on log p + H estimates T', with an error from its residuals.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ divergence"):
 As a loss, k1 alone has zero expected gradient, and k3 alone has the wrong gradient. Multiplied by the differentiable
 ratio, both are exact. So is k2 times the detached importance weight.
 
-KL(old || policy) is another matter: its tokens come from the old policy, so k3 with d = old_logprobs - policy_logprobs
-is unbiased, and its plain gradient is exact.
+The tokens of KL(old || policy) come from the old policy, so k3 with d = old_logprobs - policy_logprobs is unbiased, and
+its plain gradient is exact.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class LossOutput:
 def policy_loss(inputs: LossInputs, algorithm: Algorithm, coefficients: Coefficients) -> LossOutput:
     """Return the loss and statistics of one micro-batch.
 
-    Masked tokens are filled before any arithmetic: 0 * NaN is NaN, so multiplying by a mask would not remove them.
+    Masked tokens are filled before any arithmetic, because 0 * NaN is NaN.
     """
     mask = inputs.loss_mask
     log_ratio = clamped_difference(inputs.policy_logprobs, inputs.old_logprobs, mask)
@@ -177,7 +177,7 @@ def _penalty(error: Tensor, huber_delta: float) -> Tensor:
 def explained_variance(values: Float[Tensor, "tokens"], returns: Float[Tensor, "tokens"]) -> float:
     """Return ``1 - Var(returns - values) / Var(returns)`` over [N] tokens; 0 if the returns do not vary.
 
-    1 means a perfect critic, 0 one that is no better than a constant, and less than 0 one that is worse.
+    1: a perfect critic; 0: no better than a constant.
     """
     variance = returns.var(unbiased=False)
     if float(variance) <= 1e-12:

@@ -32,7 +32,7 @@ def sequence_ratio(
 ) -> Float[Tensor, "tokens"]:
     """Return the mean log-ratio of each token's sequence, [N]: the geometric mean (GSPO, eq. 7).
 
-    A product of ratios shrinks or explodes with length; the geometric mean has the same scale at any length.
+    Unlike a product of ratios, it has the same scale at any length.
     """
     return sequence_mean(log_ratio, sequence_index, loss_mask)[sequence_index]
 

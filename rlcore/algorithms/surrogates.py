@@ -20,7 +20,7 @@ class Surrogate:
     Attributes:
         loss: float [N].
         clipped_low: bool [N], True if the lower bound cut the gradient.
-        clipped_high: bool [N], True if the upper bound cut the gradient.
+        clipped_high: bool [N], likewise for the upper bound.
     """
 
     loss: Float[Tensor, "tokens"]

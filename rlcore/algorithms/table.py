@@ -36,8 +36,7 @@ class Algorithm:
     With a critic, the advantages are whitened, and ``value_advantage`` defines the critic's returns.
 
     With a ``penalty``, a token's loss has the term beta * KL(old || policy), and the learner adapts beta from its start
-    in the row (Schulman et al. 2017, eq. 8). The paper's exact KL is replaced by its estimate k3 at the sampled token
-    (:mod:`rlcore.algorithms.kl`).
+    in the row (Schulman et al. 2017, eq. 8). The paper's exact KL is replaced by its estimate k3 at the sampled token.
     """
 
     advantage: AdvantageFn
@@ -49,7 +48,6 @@ class Algorithm:
 
     @property
     def uses_critic(self) -> bool:
-        """True if a critic is trained."""
         return self.value_advantage is not None
 
 
@@ -129,7 +127,6 @@ def resolve_algorithm(rl: RlConfig) -> Algorithm:
 
 
 def _refuse_signal_of_groups(rl: RlConfig) -> None:
-    """Raise ConfigError if zero-signal groups are skipped or replaced although they carry a signal."""
     row, sampling = ALGORITHMS[rl.algorithm], rl.sampling
     if not row.uses_critic and row.advantage is not per_token_reward:
         return
@@ -147,7 +144,6 @@ def _refuse_signal_of_groups(rl: RlConfig) -> None:
 
 
 def _refuse_penalty_of_one_step(rl: RlConfig) -> None:
-    """Raise ConfigError if an algorithm with a penalty takes one step per iteration."""
     if ALGORITHMS[rl.algorithm].penalty and rl.steps_per_iteration == 1:
         raise ConfigError(
             f"{rl.algorithm} needs several optimizer steps per iteration: in the first, the policy is the old policy, "

@@ -1,8 +1,7 @@
 """Token weights of the loss.
 
-Weights are computed once for the whole optimizer step, and the loss is a plain weighted sum. Packing, micro-batches
-and data parallelism therefore cannot change it. An episode counts once, however many samples it has: an agent that
-splits its conversation into four samples gets no more weight than one that keeps it in one.
+Weights are computed once for the whole optimizer step, and the loss is a plain weighted sum. Packing, micro-batches and
+data parallelism therefore cannot change it. An episode counts once, however many samples it has.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ def constant(
 
 
 def _episodes(mask: Tensor, episode: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the trained tokens of each sample's episode [S, 1], and the number of episodes with any."""
     places = {number: place for place, number in enumerate(dict.fromkeys(episode.tolist()))}
     index = torch.tensor([places[number] for number in episode.tolist()], device=mask.device)
     lengths = mask.new_zeros(len(places)).index_add(0, index, mask.sum(1))

@@ -30,7 +30,6 @@ class LearnerPlan:
     """Models and settings of a learner.
 
     Attributes:
-        start: Checkpoint of the policy.
         critic_start: Checkpoint of the critic's backbone or LoRA: ``start``, unless it begins as a reward model.
         reference: Checkpoint of the reference policy, or None for ``start``.
     """
@@ -103,7 +102,6 @@ def _learner(plan: LearnerPlan, policy: Policy, critic: ScalarHeadModel | None) 
 def _critic_and_reference(
     plan: LearnerPlan, policy: Policy, runtime: Runtime
 ) -> tuple[ScalarHeadModel | None, Policy | None]:
-    """Return the critic and the reference policy, or None if the configuration needs none."""
     critic = _critic(plan, policy, runtime) if resolve_algorithm(plan.config).uses_critic else None
     if plan.config.kl.coefficient == 0.0:
         return critic, None

@@ -1,7 +1,7 @@
 """Distributed learners: several processes behind the interface of a local learner.
 
 The process of the loop sends each rank the same request, and uses the first one's answer. It has neither weights nor a
-process group. After a loss of ranks the newest checkpoint is restored.
+process group.
 """
 
 from __future__ import annotations
@@ -53,10 +53,6 @@ class DistributedLearner:
         """Start the ranks.
 
         Args:
-            plan: Models and settings.
-            distributed: Number and placement of the ranks.
-            runtime: Device and precision of each rank.
-            log: Show a human-readable sentence.
             ranks: Processes of the ranks; None: children of this process.
 
         Raises:
@@ -83,7 +79,6 @@ class DistributedLearner:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return self._distributed.learner_ranks
 
     @property
@@ -164,7 +159,6 @@ class DistributedLearner:
         self._start()
 
     def _start(self) -> dict[str, Any]:
-        """Start every rank, and return the first one's facts when all have loaded their models."""
         self._starts += 1
         return self._update_state(self.ranks.start([self._setup(rank) for rank in range(self.size)]))
 
@@ -177,7 +171,6 @@ class DistributedLearner:
         return self._update_state(self.ranks.ask(method, *arguments, **settings))["result"]
 
     def _update_state(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Store the learner's state from an answer, and return the answer."""
         self.policy_version, self.kl_coefficient = answer["policy_version"], answer["kl_coefficient"]
         self._budget = answer["tokens"]
         return answer
@@ -187,7 +180,7 @@ class DistributedSupervised:
     """A learner of SFT, DPO or a reward model on ranks, with its methods; a lost rank ends the stage."""
 
     def __init__(self, plan: SupervisedPlan, distributed: DistributedConfig, runtime: Runtime, ranks: RankPool) -> None:
-        """Start the ranks. ``runtime``: device and precision of each.
+        """Start the ranks.
 
         Raises:
             ModelError: The checkpoint cannot be trained.

@@ -139,7 +139,6 @@ def rank_devices(config: DistributedConfig, device: torch.device) -> list[torch.
 
 
 def _next(end: Connection) -> bytes | None:
-    """Return the next answer, or None if the pipe is closed."""
     try:
         return end.recv_bytes()
     except (EOFError, OSError):

@@ -82,7 +82,6 @@ class RankPool:
 
     @property
     def is_running(self) -> bool:
-        """True if there are ranks."""
         return self.transport.size > 0
 
     def start(self, setups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -147,7 +146,6 @@ class RankPool:
     def _lost(
         self, method: str, dead: set[int], errors: Mapping[int, Mapping[str, Any]], *, silent: tuple[int, ...] = ()
     ) -> LearnerLostError:
-        """End all ranks, and return an error with the lost ranks and reasons."""
         reasons = [f"rank {rank} {self.transport.exit_reason(rank)}" for rank in sorted(dead)]
         short = {rank: error["memory"] for rank, error in errors.items() if "memory" in error}
         if not reasons and short:

@@ -1,7 +1,6 @@
 """A rank as a child process: ``python -m rlcore.distributed.rank_process DESCRIPTOR PARENT``.
 
-It receives its setup and then requests over a pipe, in the same order as the other ranks. It ends with its parent, for
-whatever reason the parent ends.
+It receives its setup and then requests over a pipe, in the same order as the other ranks. It ends with its parent.
 """
 
 from __future__ import annotations
@@ -49,7 +48,6 @@ def serve(end: Connection, setup: Mapping[str, Any]) -> None:
 
 
 def _next(end: Connection) -> Any:
-    """Return the next request, or None at the end."""
     try:
         return decode(end.recv_bytes())
     except EOFError:
@@ -57,7 +55,6 @@ def _next(end: Connection) -> Any:
 
 
 def _end_with(parent: int, folder: Path) -> None:
-    """Remove the folder and end this process when its parent is gone."""
     while os.getppid() == parent:
         time.sleep(_POLL_SECONDS)
     shutil.rmtree(folder, ignore_errors=True)

@@ -141,7 +141,6 @@ def _check(won: int, lost: int, n: int) -> None:
 
 
 def _score(won: ArrayLike, lost: ArrayLike, n: int, change: ArrayLike) -> Floats:
-    """Return T; 0 if the variance is 0."""
     w, b, d = (np.asarray(each, dtype=np.float64) for each in (won, lost, change))
     linear = (2 * n - w + b) * d - (w + b)
     root = np.sqrt(np.maximum(linear**2 + 8 * n * b * d * (1 - d), 0.0))

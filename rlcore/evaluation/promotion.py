@@ -7,7 +7,7 @@ is ever promoted is at most ``alpha``, for any number of candidates and any depe
 
 Every guard must pass at ``alpha_t`` too, without further correction, because a promotion needs all of them
 (intersection-union test, Berger 1982): exactly for binary metrics, up to the accuracy of the bootstrap for others. The
-caller counts the looks at one set of prompts, whatever the models are called; new prompts start at look 1.
+caller counts the looks at one set of prompts; new prompts start at look 1.
 """
 
 from __future__ import annotations
@@ -74,8 +74,7 @@ def check_min(
 def _conservative_sample_size(values: Sequence[float], clusters: Sequence[int]) -> float:
     """Return ``effective_sample_size`` with one more cluster: of the largest size, with all values wrong.
 
-    Few wrong values cannot show that values of a cluster are correlated. Without the added cluster a fraction of
-    exactly the limit passed in up to 7.7 % instead of 2.5 %.
+    Few wrong values cannot show that values of a cluster are correlated.
     """
     indices = np.unique(np.asarray(clusters), return_inverse=True)[1]
     sizes = np.bincount(indices)

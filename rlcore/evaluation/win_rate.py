@@ -89,11 +89,9 @@ class JudgeAudit:
 
     Attributes:
         agreement: With the labels, a tie counting half.
-        order_dependent: Fraction of pairs whose result changes with the order.
-        first: Win rate of the first position.
+        order_dependent, first: As in :class:`WinRate`.
         length_bias: How much more often than humans the judge prefers the longer answer.
         beyond_length: Agreement minus that of the rule "longer is better".
-        checks: Requirements.
     """
 
     agreement: Interval
@@ -105,7 +103,6 @@ class JudgeAudit:
 
     @property
     def passed(self) -> bool:
-        """True if every check passed."""
         return all(check.passed for check in self.checks)
 
 
@@ -137,10 +134,9 @@ def length_controlled(
 
         logit E[y_i] = θ + φ tanh(Δ_i / s),   Δ_i = length - other length,   s = the standard deviation of Δ
 
-    It is σ(θ): AlpacaEval 2 (Dubois et al. 2024, arXiv 2404.04475, eq. 2) without the difficulty of each instruction.
-    y may be a fraction (Papke & Wooldridge 1996). φ has a wide normal prior, and two added prompts of equal lengths,
-    one won and one lost, keep θ finite. The interval uses the sandwich estimate for θ. If one model's answers are
-    always longer, it is wide.
+    It is σ(θ): AlpacaEval 2 (Dubois et al. 2024, arXiv 2404.04475, eq. 2) without the difficulty of each instruction. y
+    may be a fraction (Papke & Wooldridge 1996). φ has a wide normal prior, and two added prompts of equal lengths, one
+    won and one lost, keep θ finite. The interval uses the sandwich estimate for θ.
 
     Raises:
         DataError: The numbers of lengths and preferences differ, or there are none.
@@ -168,8 +164,8 @@ def audit_judge(
 ) -> JudgeAudit:
     """Audit a judge on held-out human pairs, with the human-preferred answer as the first model's.
 
-    ``prompts`` [N]: prompt number of each pair, because pairs of one prompt are correlated. The length bias, over pairs
-    of unequal lengths, is ``mean(judge prefers the longer) - mean(humans prefer the longer)``.
+    ``prompts`` [N]: prompt number of each pair. The length bias, over pairs of unequal lengths, is ``mean(judge prefers
+    the longer) - mean(humans prefer the longer)``.
 
     Raises:
         DataError: No pair has a result.
@@ -210,7 +206,6 @@ def _unbiased(bias: Interval, limit: float) -> Check:
 
 
 def _differ(results: PairResults) -> NDArray[np.bool_]:
-    """Return for each pair True if the order changes the winner, up to rounding."""
     winners = (np.sign(np.round(values - 0.5, 9)) for values in (results.forward, results.backward))
     return np.asarray(np.not_equal(*winners))
 
@@ -235,7 +230,7 @@ def _beyond_length(results: PairResults, prompts: NDArray[np.int64], *, seed: in
 
 
 def _fit(features: Floats, outcomes: Floats) -> tuple[Floats, Floats]:
-    """Fit the penalised logistic regression by Newton's method; return the weights [2] and the curvature [2, 2]."""
+    """Fit the penalised logistic regression; return the weights [2] and the curvature [2, 2]."""
     prior = np.diag([0.0, _PRIOR])
     weights = np.zeros(2)
     curvature = prior

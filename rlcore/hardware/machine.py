@@ -1,12 +1,11 @@
 """Machine that computes a run: device, precision, instruction set and threads.
 
-:class:`Machine` holds everything that changes the bits of a training step, and is part of the cache keys. Measured with
-three AdamW steps of small Llamas (torch 2.13, an AMD processor of family 26), the weights differ with the instruction
-set of torch (``ATEN_CPU_CAPABILITY``), with the vendor as MKL sees it and with ``MKL_CBWR``; in bfloat16 also with
-half-precision units (``ONEDNN_MAX_CPU_ISA``); and with threads in large sums. Repetition changes nothing.
+:class:`Machine` holds everything that changes the bits of a training step, and is part of the cache keys. Trained
+weights differ with the instruction set of torch (``ATEN_CPU_CAPABILITY``), with the vendor as MKL sees it and with
+``MKL_CBWR``; in bfloat16 also with half-precision units (``ONEDNN_MAX_CPU_ISA``); and with threads in large sums.
 
 No interface names all of these causes: MKL chooses by vendor, and environment variables override both. The digest of a
-small computation, :attr:`Machine.numerics_digest`, represents them. It differs in exactly these cases.
+small computation, :attr:`Machine.numerics_digest`, represents them.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _DIGITS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Hardware and precision of a computation. Equal machines compute equal bits; different ones usually do not.
+    """Hardware and precision of a computation. Equal machines compute equal bits.
 
     Attributes:
         device: ``cpu`` or ``cuda``.
@@ -75,7 +74,7 @@ def find_machine(config: HardwareConfig) -> Machine:
 def slow_dtype_warning(machine: Machine) -> str:
     """Return a warning if this CPU computes half precision much slower than float32, else "".
 
-    The measurements are in docs/benchmarks/learning.md: bfloat16 needs AVX-512, float16 its own units.
+    bfloat16 needs AVX-512, float16 its own units (docs/benchmarks/learning.md).
     """
     needed = {"bfloat16": "AVX512", "float16": "amx_fp16"}.get(machine.precision)
     if machine.device != "cpu" or needed is None or needed in machine.instructions:
@@ -89,7 +88,7 @@ def slow_dtype_warning(machine: Machine) -> str:
 def fast_dtype_hint(machine: Machine) -> str:
     """Return a hint if this CPU computes bfloat16 much faster than the float32 of ``machine``, else "".
 
-    docs/benchmarks/speed.md has both on a processor with such units.
+    Measured in docs/benchmarks/speed.md.
     """
     has_units = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     if machine.device != "cpu" or machine.precision != "float32" or not has_units:
@@ -161,7 +160,6 @@ def product_seconds(dtype: torch.dtype) -> float:
 
 @cache
 def _numerics_digest(dtype: torch.dtype) -> str:
-    """Return a digest of random draws, matrix products, a softmax and sums on the CPU. Takes milliseconds."""
     draws = torch.Generator().manual_seed(0)
     with _one_thread(), torch.no_grad(), torch.autocast("cpu", enabled=False):
         states, weights = torch.randn(64, 384, generator=draws), torch.randn(384, 512, generator=draws)

@@ -144,9 +144,7 @@ def rl_footprint(
     The native engine's weights and cache are included (also if ``config`` has no engine), those of vLLM are not.
 
     Args:
-        reward_model: Configuration of the reward model among the rewards, if any.
         num_tokens: Tokens of a whole sequence.
-        own_reference: True if KL is measured to another checkpoint than the start.
     """
     adapter, engine = config.update.lora, config.sampling.engine
     native = engine is None or engine.kind == "native"

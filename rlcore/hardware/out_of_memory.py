@@ -1,9 +1,8 @@
 """Retry after out-of-memory errors with smaller micro-batches, which gives the same result.
 
 Loss weights are normalized over the whole optimizer step before packing, and no sequence sees another. Micro-batches
-can therefore be split between any sequences; only the order of sums changes. The failed attempt is discarded and
-repeated from the start. An error inside a backward pass leaves a partial gradient behind, so an attempt must begin
-with cleared gradients.
+can therefore be split between any sequences; only the order of sums changes. An error inside a backward pass leaves a
+partial gradient behind, so an attempt must begin with cleared gradients.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ def retry_smaller(attempt: Callable[[int], T], tokens: int, *, longest: int, set
 
     Args:
         attempt: Work with a number of tokens per micro-batch. Retried from the start with half as many.
-        tokens: First number of tokens to try.
         longest: Tokens of the longest sequence, which cannot be split.
         setting: Configuration key of ``tokens``, for the log.
 

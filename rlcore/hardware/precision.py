@@ -2,8 +2,7 @@
 
 Trained weights are always float32: in bfloat16 a small learning rate rounds to no update. If such a model computes in
 half precision (:func:`set_compute_dtype`), the backbone casts its weights in every forward pass. Autocast's weight
-cache stays off: it is cleared only when the outermost context ends, so a context that outlives an optimizer step would
-keep using the old weights.
+cache stays off: a context that outlives an optimizer step would keep using the old weights.
 
 Losses, advantages, rewards, scalar heads and statistics are float32.
 """
@@ -162,7 +161,6 @@ class _Product(torch.autograd.Function):
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    """Return True for float32 on a CPU, neither sharded nor under autocast."""
     is_whole = type(tensor) in (Tensor, torch.nn.Parameter)
     is_single = tensor.device.type == "cpu" and tensor.dtype == torch.float32
     return is_whole and is_single and _HAS_ONEDNN and not torch.is_autocast_enabled("cpu")

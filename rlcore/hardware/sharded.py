@@ -3,10 +3,8 @@
 Only this module calls collectives of torch.distributed. With tensor parallelism, neighbouring ranks split every layer's
 matrices. They process the same samples, and count as one rank of the data-parallel group.
 
-Every decision on the next operation (finite loss, early stop, number of micro-batches) is synchronized among all ranks.
-A rank that decided alone would leave the others waiting forever.
-
-Forward passes are the same for sharded and replicated models.
+Every decision on the next operation (finite loss, early stop, number of micro-batches) is synchronized among all ranks:
+one that decided alone would leave the others waiting.
 
 A layer's weights are gathered for its forward pass, and again for its backward pass; those of embeddings, last norm and
 heads for the whole pass. So backbone, head and loss must be in one forward pass of one root module. With the library's
@@ -170,7 +168,6 @@ def gather_full(tensor: Real[torch.Tensor, "..."]) -> Real[torch.Tensor, "..."]:
 
 
 def _buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield consecutive parameters of one dtype and device, at most ``_BUCKET`` entries together."""
     bucket: list[nn.Parameter] = []
     size = 0
     for parameter in parameters:
@@ -211,15 +208,13 @@ class ShardConfig:
 
 @dataclass(frozen=True, slots=True)
 class _Membership:
-    """Ranks of a model's copies or shards; for shards also the root module and the compute device."""
-
     ranks: Ranks
     root: nn.Module | None = None
     device: torch.device | None = None
 
 
 class _ForwardModule(nn.Module):
-    """A model, or a critic with the policy's backbone, as one module with a configurable forward pass."""
+    """A model, or a critic with the policy's backbone, with a configurable forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -268,13 +263,12 @@ def shard(model: nn.Module, ranks: Ranks, sharding: ShardConfig, *, device: torc
 
 
 def device_of(model: Any) -> torch.device:
-    """Return the compute device of a model, which may have a LoRA or a scalar head; its shards may be elsewhere."""
+    """Return the compute device of a model; its shards may be elsewhere."""
     device: torch.device = _membership(model).device or _language_model(model).device
     return device
 
 
 def _split(model: Any, mesh: DeviceMesh) -> None:
-    """Replace each layer's matrices by this rank's columns or rows, by the model library's plan."""
     config, width = model.config, mesh.size()
     plan = {
         name.removeprefix("layers.*."): style
@@ -301,7 +295,7 @@ def _split(model: Any, mesh: DeviceMesh) -> None:
 
 
 def ranks_of(model: Any) -> Ranks:
-    """Return the ranks that share the passes of a model, which may have a LoRA or a scalar head."""
+    """Return the ranks that share the passes of a model."""
     return _membership(model).ranks
 
 
@@ -354,7 +348,6 @@ def _membership(model: Any) -> _Membership:
 
 
 def _language_model(model: Any) -> Any:
-    """Return the language model below a scalar head and a LoRA."""
     backbone_of_head = getattr(model, "backbone", model)
     return getattr(backbone_of_head, "base", backbone_of_head)
 

@@ -204,7 +204,6 @@ def _replay(run: Run, until: int) -> None:
 
 
 def _rollout_metrics(run: Run, iteration: int, sampled: SampledGroups[list[ScoredRollout]]) -> dict[str, float]:
-    """Return the metrics of the rollouts that the configuration enables, before the update."""
     components, config, metrics = run.components, run.components.config, dict[str, float]()
     if config.sampling.zero_signal_keep_prob < 1.0:
         metrics["prompts/skipped"] = float(run.prompt_schedule.num_skipped(iteration))

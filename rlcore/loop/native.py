@@ -35,9 +35,8 @@ def native_components(
 ) -> Components:
     """Build the components of a run from the checkpoint ``start``, on a GPU if there is one.
 
-    Trained weights are float32. ``reward``: a function of rollouts, or the result of ``build_rewards``. ``folder``: for
-    the run's checkpoints. To add held-out problems or other health rules, use
-    ``dataclasses.replace(components, held_out=..., health=...)``.
+    ``reward``: a function of rollouts, or the result of ``build_rewards``. ``folder``: for the run's checkpoints. To
+    add held-out problems or other health rules, use ``dataclasses.replace(components, held_out=..., health=...)``.
 
     Raises:
         ConfigError: Settings that a preset may not have either, or that the built-in engine does not support.

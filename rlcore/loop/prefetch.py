@@ -6,9 +6,8 @@
     sync                     |              |              after both: no request runs while weights are loaded
 
 With ``staleness = k`` the rollouts of iteration i are sampled with the weights of iteration i - 1 - k, whatever the
-speed. At most k sampled batches wait for the learner; then the engine waits for the next weights. Above 1 it loads a
-copy of the weights between two batches. A checkpoint stores the rollouts of the next k iterations, because the weights
-that sampled them are gone by then.
+speed. If k > 1, the engine loads a copy of the weights between two batches. A checkpoint stores the rollouts of the
+next k iterations, because the weights that sampled them are gone by then.
 """
 
 from __future__ import annotations
@@ -110,13 +109,11 @@ def from_json(text: str, prompts: Sequence[Prompt]) -> Groups:
 
 
 def _group(group: Sequence[Rollout]) -> dict[str, Any]:
-    """Return a group, with the prompt of its first rollout once."""
     shared = _prompt_fields(group[0].prompt) if group else {}
     return {"prompt": shared, "rollouts": [_record(rollout, shared) for rollout in group]}
 
 
 def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
-    """Return the fields of a prompt that an environment or an agent may change."""
     messages = [dataclasses.asdict(message) for message in prompt.messages]
     return {"messages": messages, "token_ids": prompt.token_ids, "tools": prompt.tools}
 

@@ -130,7 +130,7 @@ class PromptSchedule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledGroups(Generic[G]):
-    """Groups sampled in one iteration. Each is in exactly one of the two fields.
+    """Groups sampled in one iteration, each in one field.
 
     Attributes:
         groups: Groups of the training batch, in batch order.

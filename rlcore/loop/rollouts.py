@@ -150,10 +150,7 @@ def _sample_iteration(run: Run, iteration: int) -> list[list[Rollout]]:
 
 
 def _collect(run: Run, prompts: Sequence[Prompt], *purpose: int) -> list[list[Rollout]]:
-    """Sample a group of completions per prompt, and drop those that the engine could not produce.
-
-    ``purpose``: iteration, and round of dynamic sampling.
-    """
+    """Sample a group of completions per prompt, and drop those that the engine could not produce."""
     components, config = run.components, run.components.config
     seed = derive_seed(components.seed, "rollouts", *purpose)
     run.audit.check_seed(seed, *purpose)

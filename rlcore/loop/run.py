@@ -174,8 +174,6 @@ class TrainResult:
 
     Attributes:
         history: Metrics of each iteration up to that of the learner's weights.
-        findings: Findings of the health rules.
-        stop: The stop by a health rule, or None.
         rolled_back_history: Metrics of later iterations, if a health rule stopped the run.
     """
 
@@ -244,7 +242,7 @@ class Checkpoints:
     """Checkpoints of one run in ``folder``, which the learner writes; only those with the same ``identity`` are loaded.
 
     The clock, in seconds, decides when a checkpoint is written, never what a run computes: a killed run ends with the
-    same weights, whichever checkpoint it resumes from.
+    same weights.
     """
 
     def __init__(

@@ -93,7 +93,6 @@ def measured_update(run: Run, samples: Sequence[TrainingSample], *, seed: int) -
 
 
 def _memory_metrics(components: Components, held: Footprint) -> dict[str, float]:
-    """Return the measured memory of the learner, and the engine's, computed from its shapes."""
     policy, config, width = components.learner.facts, components.config, components.engine_dtype.itemsize
     together = min(config.sampling.max_concurrent, config.prompts_per_iteration * config.group_size)
     longest = max(len(prompt.token_ids) for prompt in components.prompts) + config.sampling.max_new_tokens

@@ -155,7 +155,7 @@ def lower_precision(engine: torch.dtype, learner: torch.dtype) -> torch.dtype:
 
 
 def _probes(components: Components, engine: Sampler, *, group_size: int = 1) -> list[Rollout]:
-    """Sample completions from the engine. They depend only on the weights and the seed of the run."""
+    """Sample completions that depend only on the weights and the run's seed."""
     sampling = components.config.sampling
     params = SamplingParams(temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens, num_samples=1)
     seed = derive_seed(components.seed, "probes", components.learner.policy_version)

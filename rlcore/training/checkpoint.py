@@ -74,8 +74,7 @@ def write_checkpoint(
 ) -> Path:
     """Write a checkpoint atomically and prune older ones.
 
-    Kept are the newest ``keep`` checkpoints, and for each step in ``protected`` the newest one up to it, because a run
-    may restore any of these.
+    The :func:`steps_to_keep` remain, any of which a run may restore.
 
     Raises:
         StorageError: The checkpoint cannot be written; earlier checkpoints are unchanged.
@@ -132,7 +131,6 @@ def load_newest(
 
 
 def _newest(root: Path, identity: Mapping[str, str], up_to: int | None) -> Path | None:
-    """Return the newest intact checkpoint of this run; rename damaged newer ones."""
     folders = [path for path in _steps(root) if up_to is None or _step(path) <= up_to]
     for folder in reversed(folders):
         if not is_intact(folder):
@@ -266,7 +264,6 @@ def _step(folder: Path) -> int:
 
 
 def _sweep(root: Path) -> None:
-    """Remove partial files of a killed run."""
     for remains in root.glob(".tmp-*"):
         shutil.rmtree(remains, ignore_errors=True)
 
@@ -282,8 +279,8 @@ _SPARE = 2  # copy only if this multiple of its bytes is free, so that the copy 
 class CheckpointWriter:
     """Writer that copies a learner in memory and writes the copy in a thread, one checkpoint at a time.
 
-    The copy needs as much CPU memory as the checkpoint needs disk space. If less than twice that is free, :meth:`save`
-    writes from the live tensors before it returns.
+    If less CPU memory than twice the checkpoint's size is free, :meth:`save` writes from the live tensors before it
+    returns.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,7 @@
 """Direct preference optimization: train a policy on preferences as an implicit reward model (Rafailov et al. 2023).
 
-The implicit reward of a completion is ``beta`` times its log-probability minus that of the reference policy. The loss
-is that of a reward model with these rewards. The reference policy is the policy's start: its log-probabilities are
-computed once before training, so that no second model is in memory.
+The loss is that of a reward model with :func:`~rlcore.algorithms.preference.implicit_rewards`. The reference policy is
+the policy's start: its log-probabilities are computed once before training, so no second model is in memory.
 """
 
 from __future__ import annotations
@@ -125,8 +124,7 @@ def run_dpo_steps(
 ) -> Float64[Tensor, "pairs"]:
     """Train ``learner`` on pairs for ``num_epochs``; return the margins of ``held_out``, float64 [P].
 
-    The margin of a pair is the implicit reward of its chosen side minus that of its rejected side. Calls
-    ``report(step, metrics)`` after each step.
+    Margins are :func:`pair_margins`. Calls ``report(step, metrics)`` after each step.
 
     Raises:
         DataError: There are no pairs.
@@ -202,7 +200,7 @@ def _pull(
 def _sums(
     model: Any, sequences: Sequence[TokenSequence], batches: Sequence[PackedBatch], states: Sequence[Tensor]
 ) -> Tensor:
-    """Return the log-probability of each completion, float64 [S], without gradient, summed in a fixed order."""
+    """Return the log-probability of each completion, float64 [S], summed in a fixed order."""
     sums = torch.zeros(len(sequences), dtype=torch.float64, device=device_of(model))
     for batch, state in zip(batches, states, strict=True):
         lengths = [len(sequences[number].completion_ids) for number in batch.sequences.tolist()]
@@ -214,5 +212,4 @@ def _sums(
 
 
 def _pulled(slopes: Tensor, batch: PackedBatch, chunk: slice, logprobs: Tensor, entropy: Tensor) -> Tensor:
-    """Return the sum of some tokens' log-probabilities, each times the slope of its completion."""
     return (slopes[batch.sequence_index[chunk]].to(logprobs.dtype) * logprobs).sum()

@@ -50,7 +50,6 @@ class Experience:
 
     @property
     def num_episodes(self) -> int:
-        """Number of episodes that the samples are of."""
         return len({sample.episode for sample in self.samples})
 
 
@@ -107,10 +106,7 @@ def build_experience(
 
 
 def _refuse_branches(parts: Sequence[Sequence[Rollout]]) -> None:
-    """Raise TrainingError if an episode has several samples: none is the continuation of another.
-
-    Generalized advantage estimation follows a value from each token to the next one, which a branch does not have.
-    """
+    """Raise TrainingError if an episode has branches: GAE follows values from each token to the next."""
     for part in parts:
         if len(part) > 1:
             raise TrainingError(
@@ -131,7 +127,6 @@ def _joined(columns: Sequence[Tensor], parts: Sequence[Sequence[Rollout]]) -> li
 
 
 def _untrainable(items: Sequence[ScoredRollout]) -> TrainingError:
-    """Return the error that no rollout can be trained on, with the most frequent reason and its fix."""
     errors = [item.score.error for item in items if not _is_scored(item)]
     cut = sum(item.rollout.finish_reason == "length" for item in items)
     if not items:
@@ -161,9 +156,9 @@ def reward_of(item: ScoredRollout, truncated: str) -> float:
 def token_rewards(item: ScoredRollout, truncated: str) -> Float64[Tensor, "time"]:
     """Return the reward of a trainable rollout per token: float64 [T], nonzero only at the ends of its turns.
 
-    The tokens are those of its samples, one after the other; the reward is in the first of them, which has the last
-    answer. Its last token gets the part of the score that belongs to no turn, so the sum is :func:`reward_of`. A
-    truncated completion with reward 0 has reward 0 in all turns.
+    The tokens are those of its samples in order; the reward is in the first, which has the last answer. Its last token
+    gets the part of the score that belongs to no turn, so the sum is :func:`reward_of`. A truncated completion with
+    reward 0 has reward 0 in all turns.
 
     Raises:
         TrainingError: Numbers of turn rewards and turns differ.
@@ -218,7 +213,6 @@ def _samples(
     episodes: AdvantageInputs,
     algorithm: Algorithm,
 ) -> tuple[TrainingSample, ...]:
-    """Build the samples. With a critic, policy advantages are whitened, and returns use the raw ones."""
     raw = algorithm.advantage(episodes)
     advantages = whiten(raw, episodes.mask) if algorithm.uses_critic else raw
     targets = algorithm.value_advantage(episodes) if algorithm.value_advantage else raw

@@ -5,9 +5,8 @@ A scalar head on frozen states is fitted exactly, because Bradley-Terry with a l
     margin_i = w · x_i,   x_i = state of the chosen side - state of the rejected side
     w = argmin Σ weight_i · loss_i + l2/2 · |s ⊙ w|²,   s_j = the standard deviation of feature j over the pairs
 
-Solved by Newton's method, as any logistic regression (Boyd & Vandenberghe 2004, section 9.5). The only hyperparameter
-is ``l2``, which :func:`choose_l2` cross-validates. There is no intercept: swapping the sides of a pair must flip its
-sign.
+Solved by Newton's method (Boyd & Vandenberghe 2004, section 9.5). The only hyperparameter is ``l2``, which
+:func:`choose_l2` cross-validates. There is no intercept: swapping the sides of a pair must flip its sign.
 """
 
 from __future__ import annotations

@@ -168,7 +168,6 @@ class Learner:
         self.kl = self.kl.updated(mean_kl, num_samples)
 
     def _adapt_penalty(self, samples: Sequence[TrainingSample]) -> dict[str, float]:
-        """Adapt the penalty of the row, if the policy has moved, to the KL of the update; return this KL."""
         if self.penalty is None or not self._has_moved:
             return {}
         measured = self._losses().kl_from_old(samples, tokens_per_microbatch=self.tokens_per_microbatch)
@@ -178,8 +177,8 @@ class Learner:
     def _step(self, samples: Sequence[TrainingSample], totals: StatAccumulator) -> StatAccumulator:
         """Take one optimizer step over a minibatch; return the updated totals.
 
-        A float16 overflow is retried with a smaller loss scale, out of memory with smaller micro-batches; each counts
-        once. A gradient that is still not finite is skipped.
+        A float16 overflow is retried with a smaller loss scale, out of memory with smaller micro-batches. A gradient
+        that is still not finite is skipped.
         """
         scale = self.loss_scale
         while True:
@@ -201,7 +200,7 @@ class Learner:
     def _without(self, error: NonFiniteError, before: StatAccumulator) -> StatAccumulator:
         """Skip a step and return the totals before it; raise the error after too many consecutive skips.
 
-        All ranks see the same error. The last iteration skips no step, since no later step would show a healthy policy.
+        The last iteration skips no step, since no later step would show a healthy policy.
         """
         self.num_skipped += 1
         limit = self.config.update.max_skipped_steps if self.policy_version + 1 < self.config.num_iterations else 0
@@ -219,7 +218,6 @@ class Learner:
     def _accumulate(
         self, samples: Sequence[TrainingSample], before: StatAccumulator, tokens_per_microbatch: int
     ) -> StatAccumulator:
-        """Accumulate the gradient of a minibatch over packed micro-batches; return the updated totals."""
         self._accumulated = [digest(sample) for sample in samples]
         totals = before.rank_fraction(self.ranks)
         weights = token_weights(self.algorithm, samples)

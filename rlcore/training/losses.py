@@ -203,7 +203,6 @@ class PolicyTerms:
         return output.loss
 
     def _keep_first_tokens(self, positions: slice, logprobs: Tensor, entropy: Tensor) -> None:
-        """Keep the numbers that show if the engine computes what the learner computes."""
         columns = self.columns  # on the CPU, so that choosing tokens does not synchronize with the GPU
         is_first = columns.get("loss_mask") & (columns.batch.token_index < FIRST_TOKENS)
         own = is_first[positions].nonzero()[:, 0]
@@ -217,7 +216,7 @@ def critic_loss(
 ) -> Float[Tensor, ""]:
     """Return the weighted sum of the value loss over the tokens, a scalar with gradient.
 
-    ``predicted``: float32 [N], values of the batch's tokens. The loss is counted in ``totals``.
+    ``predicted``: float32 [N], values of the batch's tokens.
     """
     device = predicted.device
     # Filled before any arithmetic: the gradient of a square is 0 * NaN where a masked target is NaN.

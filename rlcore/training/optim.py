@@ -116,8 +116,8 @@ def add_gradient(loss: Float[Tensor, ""], *, scale: float, name: str, ranks: Ran
 class LossScale:
     """Factor ``value`` of the loss against underflow in float16 (Micikevicius et al. 2018); 1 unless it ``adapts``.
 
-    If the gradient overflows, the scale is halved and the step is repeated, so no step is lost. After many
-    ``clean_steps`` since its last change it is doubled. Scales are powers of two, so that dividing by them is exact.
+    If the gradient overflows, the scale is halved and the step repeated. After many ``clean_steps`` it is doubled.
+    Scales are powers of two, so dividing by them is exact.
     """
 
     value: float = 1.0
@@ -152,12 +152,10 @@ class Stepper:
     """Optimizer, schedule and loss scale of ``num_steps`` steps of one model.
 
     Args:
-        model: Model whose trainable parameters are in ``groups``, (module, learning rate) pairs.
+        model: Model whose trainable parameters are in ``groups``.
         groups: As in :func:`make_optimizer`.
-        config: Optimizer and schedule.
         num_steps: Length of the schedule.
         tokens: First budget of a micro-batch; :attr:`tokens` is reduced when memory runs out.
-        setting: Configuration key of ``tokens``, for the log.
     """
 
     def __init__(

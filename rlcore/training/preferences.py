@@ -194,16 +194,11 @@ def accumulate_gradient(
 ) -> tuple[float, Float[Tensor, "sides pairs"]]:
     """Add the gradient of a minibatch's loss times ``scale``; return the loss and the scores of both sides [2, P].
 
-    Every set counts once. Its completions stay together and share the row of their prompt. Ranks split the work.
+    Every set counts once. Ranks split the work.
 
     Args:
-        model: Model with the gradient.
-        sets: Minibatch.
         loss_of: Returns for a micro-batch, given the weight of the minibatch: a scalar with the gradient of its loss,
             the loss, and the scores of better and worse sides.
-        tokens_per_microbatch: Budget.
-        scale: Factor of the loss.
-        name: Name of the loss in errors.
 
     Raises:
         NonFiniteError: NaN or infinity in the loss; no step was taken.

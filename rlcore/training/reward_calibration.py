@@ -55,7 +55,7 @@ def fit_temperature(margins: Floats) -> float:
     """Return the T that minimizes ``mean -ln σ(margin / T)`` over [P] pairs (Guo et al. 2017).
 
     The loss is convex in 1/T, so golden-section search in ln T finds its only minimum between 0.018 and 55. A model
-    that is right on all pairs gets the lower bound, since its margins cannot tell how often it would be wrong.
+    that is right on all pairs gets the lower bound.
     """
     low, high = _LOG_TEMPERATURES
     ratio = (5**0.5 - 1) / 2
@@ -96,7 +96,7 @@ def accuracy_by_length(
 ) -> dict[str, Interval]:
     """Return pair accuracy by whether the chosen side is ``longer``, ``shorter`` or ``equal`` in tokens.
 
-    ``prompts`` [P]: equal for pairs of one prompt, which form a cluster. Empty classes are omitted.
+    ``prompts``: as in :func:`reliability_table`. Empty classes are omitted.
     """
     parts = {"longer": log_ratios > 0.0, "shorter": log_ratios < 0.0, "equal": log_ratios == 0.0}
     return {

@@ -100,7 +100,6 @@ def resample(pairs: Sequence[TokenPair], *, seed: int) -> list[TokenPair]:
 def _fit_heads(
     learner: RewardLearner, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
 ) -> Fitted:
-    """Fit heads on states of a frozen backbone, computed once for heads, audit and reference set."""
     sequences = different_sequences(pairs)
     states = learner.states(sequences)
     known = dict(zip(sequences, states.double(), strict=True))

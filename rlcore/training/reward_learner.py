@@ -110,7 +110,6 @@ class RewardLearner:
         save_members(self.members, folder)
 
     def _shared(self, work: Callable[[Sequence[TokenSequence]], Tensor], sequences: Sequence[TokenSequence]) -> Tensor:
-        """Return a row of ``work`` for each sequence, splitting the work among ranks."""
         mine = rank_indices(self.members[0].backbone, sequences, tokens_per_microbatch=self._budget)
         own = work([sequences[i] for i in mine])
         found = own.new_empty((len(sequences), *own.shape[1:]))
@@ -146,7 +145,7 @@ def reward_members(
 def _loss(
     model: ScalarHeadModel, config: RewardModelConfig, tokens: int, group: Sequence[PreferenceSet], weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the loss of a micro-batch twice, and the scores of both sides [2, P]; each completion is computed once."""
+    """Return the loss of a micro-batch twice, and the scores of both sides [2, P]."""
     sequences = [sequence for each in group for sequence in each.sequences()]
     batches = pack_for(model.backbone, sequences, tokens_per_microbatch=tokens)
     scores = torch.cat([model.sequence_scores(batch.to(device_of(model))) for batch in batches])

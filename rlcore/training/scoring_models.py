@@ -26,9 +26,7 @@ class ForwardScores:
     """Scores of S completions before the update, float32 [T] per completion; zeros for models that did not run.
 
     Attributes:
-        old: Log-probabilities of the policy.
-        ref: Log-probabilities of the reference policy.
-        values: Values of the critic.
+        old, ref: Log-probabilities of policy and reference policy.
         next_values: float32 [S], critic's value after the end; 0 if the completion ended by itself.
     """
 
@@ -70,7 +68,6 @@ class ScoringModels:
 
     @property
     def has_reference(self) -> bool:
-        """True if there is a reference policy for a KL penalty."""
         return self.reference is not None
 
     def passes(self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]) -> ForwardScores:
@@ -89,7 +86,6 @@ class ScoringModels:
     def _own_passes(
         self, sequences: Sequence[TokenSequence], *, needs_policy: bool, cut: Sequence[int]
     ) -> ForwardScores:
-        """Score the sequences of this rank."""
         old = ref = values = [torch.zeros(len(sequence.completion_ids)) for sequence in sequences]
         budget, temperature = self.tokens_per_microbatch, self.temperature
         shared = self.critic is not None and self.critic.backbone is self.policy

@@ -1,7 +1,6 @@
 """Metrics of one update, accumulated over its micro-batches and steps.
 
-Tensors stay float64 on their device until the update is over, because reading a number synchronizes with the GPU. A
-micro-batch has a dozen of them per chunk of its head.
+Tensors stay float64 on their device until the update is over, because reading a number synchronizes with the GPU.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ class UpdateStats:
     Attributes:
         moved: True if any policy weight changed.
         skipped: Error of each skipped step.
-        arrived: By rank, epoch and minibatch, a digest of the trained samples; see
-            :mod:`rlcore.training.minibatches`.
+        arrived: By rank, epoch and minibatch, a digest of the trained samples.
         epoch_kl: By epoch, the sums of :func:`rlcore.training.audit.loss_formula.kl_sums`, if a limit on KL is set.
         first_tokens: Those of the passes before the first step: the engine's number and log-probability, the learner's
             log-probability, and the entropy.

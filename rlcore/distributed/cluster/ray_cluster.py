@@ -110,7 +110,7 @@ class RemoteProcess:
 
 
 class Cluster:
-    """A cluster with room for every process of a run. ``log`` shows a human-readable sentence.
+    """A cluster with room for every process of a run.
 
     ``seconds``: timeout of an answer.
     """
@@ -205,7 +205,7 @@ def _wait_for_room(
     config: DistributedConfig,
     log: Callable[[str], None],
 ) -> None:
-    """Return when Ray has reserved room for every process; an autoscaling cluster may take time."""
+    """Return when Ray has reserved room for every process."""
     wanted = {kind: sum(bundle.get(kind, 0.0) for bundle in bundles) for kind in ("CPU", "GPU")}
     left = 60.0 * config.timeout_minutes
     while not group.wait(min(_WAIT_SECONDS, left)):
@@ -223,7 +223,6 @@ def _wait_for_room(
 
 
 def _bundles(config: DistributedConfig, *, gpus: bool) -> list[dict[str, float]]:
-    """Return the resources of each process, ranks first. Ray places all of them or none."""
     ray = config.ray
     own = [1.0 if gpus else 0.0, 1.0 if gpus else 0.0, ray.reward_worker_gpus]
     return [
@@ -238,15 +237,12 @@ def _counts(config: DistributedConfig) -> tuple[int, int, int]:
 
 
 def _short(error: Exception) -> str:
-    """Return the cause in an error of Ray as one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("The actor ")][-1:] or lines[:1]
     return " ".join(causes)[:300]
 
 
 class _Actor(Host):
-    """A host that reports its address."""
-
     def address(self) -> str:
         """Return an address and a free port of this machine, as seen from the cluster."""
         import ray
@@ -307,8 +303,8 @@ def connected(ray: ModuleType, config: DistributedConfig, bundles: Sequence[Mapp
 def _own_sigterm() -> Iterator[None]:
     """Restore this process's SIGTERM handler, which Ray replaces.
 
-    Ray's handler ends the cluster's processes and then raises ``SystemExit`` anywhere in the main thread. If that is
-    swallowed, the run restarts its processes and continues although it was cancelled.
+    Ray's handler ends the cluster's processes and then raises ``SystemExit`` anywhere in the main thread. A run that
+    swallows it continues although it was cancelled.
     """
     before = signal.getsignal(signal.SIGTERM)
     try:

@@ -145,7 +145,6 @@ class RemoteSampler:
         return list(self._ask("differing_parts", weights=state.blob)["result"])
 
     def _ask(self, method: str, *arguments: Any, weights: RemoteBytes | None = None, **settings: Any) -> dict[str, Any]:
-        """Return the answer of a sampler that serves the newest version."""
         while True:
             answer = self._process.ask(method, *arguments, weights=weights, policy_version=self._version, **settings)
             if self._newest is None or answer["policy_version"] == self._version:
@@ -157,7 +156,7 @@ class RemoteSampler:
 def open_samplers(cluster: Cluster, model: Path, runtime: Runtime, *, max_concurrent: int) -> Sampler:
     """Open the rollout workers of a cluster, which serve the checkpoint ``model`` as version 0.
 
-    ``runtime``: device and precision; ``max_concurrent``: sequences decoded at the same time by all workers together.
+    ``max_concurrent``: sequences decoded at the same time by all workers together.
     """
     count = cluster.config.ray.num_rollout_workers
     setup = {
@@ -178,8 +177,6 @@ def open_samplers(cluster: Cluster, model: Path, runtime: Runtime, *, max_concur
 
 
 class _WeightSender:
-    """Sends weights to every sampler in parallel."""
-
     def __init__(self, samplers: Sequence[RemoteSampler]) -> None:
         self._samplers = samplers
 
@@ -197,7 +194,7 @@ _NUM_CHUNKS = 4  # chunks of rollouts per worker, which balance the load
 class RemoteReward:
     """Term ``number`` of a reward, computed by ``scorers``; ``known_as``: the same term in this process.
 
-    The number of workers alone decides the chunks. Ray replaces a worker that died and repeats its call.
+    The number of workers alone decides the chunks.
     """
 
     def __init__(self, known_as: RewardFn, number: int, scorers: Sequence[RemoteProcess]) -> None:
@@ -240,10 +237,7 @@ def open_scorers(
     """Open the reward of ``terms`` on a cluster.
 
     Args:
-        cluster: Cluster with room for the workers.
-        terms: Terms of the reward.
         models: Trained reward models, by stage.
-        runtime: Device and precision.
         tokens_per_microbatch: Of reward models.
         prefill: Text that the chat template writes before each completion.
 

@@ -72,7 +72,7 @@ def rollout_features(
 ) -> tuple[Features, ...]:
     """Return the features of each rollout's tokens at the given positions, from passes of ``budget`` tokens.
 
-    No slow path is needed: the test compares tokens with the engine's log-probabilities, and any distribution may bet.
+    Any distribution may bet, so no slow path is needed.
     """
     found, scale = dict[int, Features](), temperature / logit_scale(policy.config)
 
@@ -91,7 +91,7 @@ def rollout_features(
 def _each_distribution(
     policy: Any, packed: PackedBatch, temperature: float, use: Callable[[int, Tensor], None]
 ) -> None:
-    """Call ``use`` with each sequence's number and its log-probabilities [T, V]; only one is in memory at a time."""
+    """Call ``use`` with each number and log-probabilities [T, V], one sequence in memory at a time."""
     states = completion_states(policy, packed.to(device_of(policy)))
     head = policy.get_output_embeddings().weight.to(compute_dtype(policy))
     for number in packed.sequences.tolist():
@@ -124,7 +124,7 @@ def features_of(
 def _columns_of(
     logprobs: Tensor, targets: Sequence[int], marked: Sequence[Sequence[Collection[int]]]
 ) -> dict[str, Tensor]:
-    """Return the columns of :class:`Features`; ``marked``: the sets of tokens that are tilted, of each kind and row."""
+    """Return the columns of :class:`Features`; ``marked``: the tilted sets of tokens, by kind and row."""
     chosen = torch.tensor(list(targets), dtype=torch.int64, device=logprobs.device)[:, None]
     own, masses = logprobs.gather(-1, chosen), logprobs.exp()
     ids = torch.arange(logprobs.shape[-1], device=logprobs.device)
@@ -149,7 +149,6 @@ def _columns_of(
 
 
 def _mass_of(masses: Tensor, tokens: Sequence[Collection[int]]) -> Tensor:
-    """Return the mass [n] of the tokens in each row's set, of ``masses`` [n, V]."""
     size = masses.shape[1]
     rows = [number for number, each in enumerate(tokens) for token in each if token < size]
     ids = [token for each in tokens for token in each if token < size]
@@ -158,10 +157,7 @@ def _mass_of(masses: Tensor, tokens: Sequence[Collection[int]]) -> Tensor:
 
 
 def _kept_mass(logprobs: Tensor, masses: Tensor, top: Tensor, edge: Tensor) -> Tensor:
-    """Return the mass [n] of the tokens at or above each row's ``edge`` [n, 1]; ``top``: the largest log-probabilities.
-
-    A look at ``top`` suffices if no other token can reach the edge.
-    """
+    """Return the mass [n] of the tokens at or above ``edge`` [n, 1]; ``top``: the largest log-probabilities."""
     if bool((edge == -torch.inf).all()):
         return masses.sum(-1)
     if bool((edge > top[:, -1:]).all()):

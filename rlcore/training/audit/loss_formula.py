@@ -1,7 +1,7 @@
 """Losses of an update by formula, implemented again: of one sequence, at any ratio.
 
-Nothing is imported from ``rlcore.algorithms``. A loss is a number per token. Its rounding tolerance follows from that
-of a log-probability: the loss is recomputed with each log-probability a little higher and a little lower.
+Nothing is imported from ``rlcore.algorithms``. A loss is a number per token; for its rounding tolerance it is
+recomputed with each log-probability a little higher and lower.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RELATIVE = {True: 0.05, False: 1e-3}  # rounding of a loss summed in another or
 class Tokens:
     """The policy's tokens of one sequence, [n] each; ``logprobs`` and ``entropy`` may carry a gradient.
 
-    ``old``: None if the policy itself is the old one, as in the first step of an update.
+    ``old``: None if the policy itself is the old one.
     """
 
     logprobs: Tensor

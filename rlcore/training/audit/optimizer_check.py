@@ -27,9 +27,8 @@ class OptimizerChecker:
     """Checker in the hooks of a learner's optimizers, which collects errors as sentences.
 
     Every trainable weight is in an optimizer, and has a gradient within ten steps. The gradient of each step is that of
-    the backward passes after clipping (``gradients``). Random entries of every tensor move exactly by AdamW's formula,
-    at the learning rate of the schedule. Between steps they do not change, and they are equal on all ranks that have
-    them.
+    the backward passes after clipping (``gradients``). Random entries of every tensor move exactly by AdamW's formula
+    at the scheduled learning rate, do not change between steps, and are equal on all ranks that have them.
     """
 
     def __init__(self, learner: Learner) -> None:
@@ -103,7 +102,6 @@ class OptimizerChecker:
         )
 
     def _check_unchanged(self, optimizer: torch.optim.Optimizer) -> None:
-        """Check that weights and moments have not changed since the last step."""
         left = self._left.get(id(optimizer))
         if left is None:
             return
@@ -118,7 +116,7 @@ class OptimizerChecker:
                 break
 
     def _check_gradients(self, optimizer: torch.optim.Optimizer, learning: Sequence[nn.Parameter]) -> None:
-        """Remove tensors with a gradient from the list of tensors without. Steps without any gradient do not count."""
+        """Drop tensors with a gradient from the list of those without; ignore steps without any."""
         without = self._without[id(optimizer)]
         trains_policy = optimizer is not self._learner.optimizer or len(learning) > 1  # else only a head warms up
         if not without or not trains_policy:
@@ -144,10 +142,7 @@ class OptimizerChecker:
 
 @torch.no_grad()
 def adapter_errors(learner: Learner) -> Iterator[str]:
-    """Yield an error unless an adapted layer, another one after each update, is ``W + alpha / rank * B A``.
-
-    This is what the layer computes, and what it gives the engine and the checkpoint when it is merged.
-    """
+    """Yield an error unless an adapted layer, another one after each update, is ``W + alpha / rank * B A``."""
     model, config = learner.policy, learner.config.update.lora
     if not isinstance(model, AdaptedModel) or any(map(is_shard, model.parameters())):
         return
@@ -235,7 +230,6 @@ class _Followed:
 
 
 def _expected_rate(learner: Learner, optimizer: torch.optim.Optimizer, *, is_critics: bool) -> float:
-    """Return the scheduled learning rate of this step for a weight of the policy or of the critic."""
     config: RlConfig = learner.config
     steps = config.update.num_epochs * config.update.num_minibatches
     highest = config.critic.learning_rate if is_critics else config.learning_rate
@@ -268,7 +262,6 @@ def _own(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _head_of(model: Any) -> Iterator[nn.Parameter]:
-    """Yield the output embedding, unless it is tied to the input embedding."""
     if isinstance(model, AdaptedModel):
         return
     first = {id(p) for p in model.get_input_embeddings().parameters()}
@@ -321,7 +314,7 @@ class Numbers:
     def worst(self, found: Tensor, expected: Tensor, start: Tensor) -> tuple[nn.Parameter, float, float, float] | None:
         """Return the tensor with the largest error: its actual and expected change, and the error; or None.
 
-        Rounding explains a sum of a weight and its step that is off by half a unit in the last place.
+        Half a unit in the last place of the new weight is rounding.
         """
         wrong = list[tuple[float, nn.Parameter, float, float, float]]()
         columns = [torch.split(each, list(self.counts)) for each in (found, expected, start)]
@@ -347,8 +340,8 @@ _CLOSE = 1e-3
 class GradientChecker:
     """Checker that compares gradients of random tensors after the backward passes and before the step.
 
-    The gradients may differ by one common factor, that of clipping; it is 1 if the norm is within its limit. For a
-    sharded model, or on several ranks, gradients are sums over ranks, so only the norm is checked.
+    They may differ by one common factor, that of clipping. For a sharded model, or on several ranks, gradients are sums
+    over ranks, so only the norm is checked.
     """
 
     def __init__(self, learner: Learner, names: Mapping[int, str]) -> None:

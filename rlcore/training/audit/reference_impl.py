@@ -1,7 +1,6 @@
 """Reference implementation of training samples, by loops over floats.
 
-Slow and simple on purpose. The algorithms are implemented again without ``rlcore.algorithms``, so an error there shows
-as a discrepancy.
+The algorithms are implemented again without ``rlcore.algorithms``, so an error there shows as a discrepancy.
 """
 
 from __future__ import annotations
@@ -109,9 +108,7 @@ def expected(
     """Return the expected samples of the trainable rollouts of ``groups``, or None without reference implementation.
 
     Args:
-        groups: Scored groups.
         samples: Training samples, from which log-probabilities and values are read.
-        config: Settings of the run.
         penalty: Coefficient of a KL in the reward, or 0.
         next_values: Critic's value beyond the end of each sample.
     """
@@ -247,7 +244,6 @@ def _relative(rewards: Sequence[float], numbers: Sequence[int], kind: str) -> li
 
 
 def _advantage(reward: float, own: Sequence[float], everyone: Sequence[float], kind: str) -> float:
-    """Return the advantage of one reward in its group ``own``, whose rewards differ."""
     centred = reward - _mean(own)
     if kind == "leave_one_out":
         return centred * len(own) / (len(own) - 1)

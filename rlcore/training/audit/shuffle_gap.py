@@ -1,8 +1,7 @@
 """Audit of pairs: detect answers that were shuffled against their prompts, by rare words and by the trained model.
 
-Some valid datasets have answers that do not depend on the prompt, for example one answer to everything. A model that
-cannot tell own from other answers is therefore no error, unless the preset requires a gap. The error that stops a stage
-is evidence that answers match other prompts.
+Answers of some valid datasets do not depend on the prompt. A model that cannot tell own from other answers is therefore
+no error, unless the preset requires a gap. The error that stops a stage is evidence that answers match other prompts.
 """
 
 from __future__ import annotations
@@ -68,10 +67,9 @@ def match_rare_words(rows: Rows) -> RareWordMatches:
 def require_rare_word_matches(matches: RareWordMatches, minimum: float) -> None:
     """Check that at least the fraction ``minimum`` of matches is within one row; 0 disables the check.
 
-    A set at the minimum is rejected with probability at most 1e-6 (one-sided binomial test). Of 114 sets (reasoning-gym
-    with 200 rows each, docstrings, split paragraphs) 12 had matches, with fractions of 0.42 to 1.00 within one row;
-    none was rejected. After shuffling or a shift by one row the fractions were 0 to 0.03. A rejection then takes 49
-    matches: 4 of the 12 sets had as many in 200 rows. Sets without rare words, such as sums, always pass.
+    A set at the minimum is rejected with probability at most 1e-6 (one-sided binomial test). Of 114 sets 12 had
+    matches, with fractions of 0.42 to 1.00 within one row; none was rejected. After shuffling or a shift by one row the
+    fractions were 0 to 0.03. Sets without rare words, such as sums, always pass.
 
     Raises:
         DataError: Answers match other prompts.
@@ -133,8 +131,7 @@ def measure_shuffle_gap(
 def require_shuffle_gap(measured: ShuffleGap, minimum: float) -> None:
     """Check that the gap plus four standard errors reaches ``minimum`` nats per token; 0 disables the check.
 
-    A model whose gap equals ``minimum`` fails once in 30,000 runs (normal law). A gap of 0 always fails in practice if
-    the error is an eighth of ``minimum``.
+    A model whose gap equals ``minimum`` fails once in 30,000 runs (normal law).
 
     Raises:
         DataError: The gap is smaller than the preset requires, or there are too few demonstrations.

@@ -94,7 +94,6 @@ def _sequence(sample: TrainingSample) -> TokenSequence:
 
 
 def _choose(mask: Sequence[bool], seed: int, number: int) -> tuple[int, ...]:
-    """Return the positions of the policy's tokens, or a random choice if there are more than ``MAX_TOKENS``."""
     own = [index for index, is_own in enumerate(mask) if is_own]
     order = shuffled(len(own), seed, "places", number)[:MAX_TOKENS]
     return tuple(sorted(own[index] for index in order))

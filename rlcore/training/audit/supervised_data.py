@@ -1,7 +1,4 @@
-"""Audit of supervised data: tokenization and loss masks before training; reward positions and labels after it.
-
-:mod:`rlcore.training.audit.shuffle_gap` checks that answers belong to their prompts.
-"""
+"""Audit of supervised data: tokenization and loss masks before training; reward positions and labels after it."""
 
 from __future__ import annotations
 
@@ -80,7 +77,6 @@ class LabelNoise:
     """Suspect labels by confident learning.
 
     Attributes:
-        num_pairs: Number of pairs.
         num_sure: Pairs on which the judges are confident.
         num_against: Confident judgements against the label.
     """

@@ -134,11 +134,6 @@ def run_trials(learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingS
 
 @torch.enable_grad()
 def _trials_once(learner: Learner, row: AlgorithmSpec, samples: Sequence[TrainingSample], *, seed: int) -> Trials:
-    """Run :func:`run_trials` in the precision that is set.
-
-    The first step is on unchanged samples, in micro-batches of one sequence; the second is as a later step, on random
-    numbers. Both are differentiated from one plain pass of each sample.
-    """
     chosen = [dict(_compared(learner, derive_seed(seed, "tensors", number))) for number in range(2)]
     longest = max(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
     losses, theirs = _update(learner, samples, chosen[0], tokens=longest)
@@ -177,7 +172,6 @@ def _update(
     tokens: int | None = None,
     moved: bool = False,
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
-    """Return losses by the update's code, and the gradients of the chosen tensors; no gradient is left."""
     with _frozen_others(learner, chosen):
         losses = learner.trial(samples, tokens=tokens, moved=moved)
     found = {name: _flat(p.grad, p) / learner.loss_scale.value for name, p in chosen.items()}
@@ -188,7 +182,7 @@ def _update(
 
 @contextmanager
 def _frozen_others(learner: Learner, chosen: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Within the context, tensors that are not compared get no gradient, which takes most of the time and memory."""
+    """Within the context, tensors that are not compared get no gradient, to save time and memory."""
     models = [tensors for tensors in _learning(learner) if any(name in chosen for name, _ in tensors)]
     others = [parameter for name, parameter in chain(*models) if name not in chosen]
     for parameter in others:
@@ -203,7 +197,6 @@ def _frozen_others(learner: Learner, chosen: Mapping[str, nn.Parameter]) -> Iter
 def _draw(
     learner: Learner, row: AlgorithmSpec, sample: TrainingSample, logprobs: Tensor, *, seed: int
 ) -> tuple[TrainingSample, bool]:
-    """Return a sample with random numbers, and whether none of its tokens is at a bound."""
     own, known, dtype = own_tokens(sample), logprobs.detach(), compute_dtype(learner.policy)
     for number in range(_TRIES):
         made = with_drawn_numbers(sample, own, known, learner.config, row, seed=derive_seed(seed, number))
@@ -225,7 +218,6 @@ def _tokens(sample: TrainingSample, own: Sequence[int], logprobs: Tensor, entrop
 
 
 def _passes(learner: Learner, sample: TrainingSample, *, is_compared: bool) -> _Passes:
-    """Run the plain passes of a step; ``is_compared``: with gradients."""
     own, config, critic = own_tokens(sample), learner.config, learner.critic
     sequence = TokenSequence(prompt_ids=sample.prompt_ids, completion_ids=sample.completion_ids)
     trains_policy = critic is None or learner.policy_version >= config.critic.warmup_iterations
@@ -245,7 +237,6 @@ def _passes(learner: Learner, sample: TrainingSample, *, is_compared: bool) -> _
 def _losses_of(
     learner: Learner, row: AlgorithmSpec, passes: _Passes, sample: TrainingSample, weight: Tensor, *, moved: bool
 ) -> tuple[dict[str, tuple[Tensor, Tensor]], Tensor]:
-    """Return each loss of a sample with its tolerance, by name, and the sum that is differentiated."""
     config, own = learner.config, own_tokens(sample)
     coefficient = learner.kl.coefficient if config.kl.apply_to == "loss" else 0.0
     tokens = _tokens(sample, own, passes.logprobs, passes.entropy, moved=moved)
@@ -269,7 +260,6 @@ def _losses_of(
 def _kl_of(
     learner: Learner, passes: _Passes, sample: TrainingSample, *, count: int
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the part of a sample in the mean KL of ``count`` tokens, with its tolerance, by the metric's name."""
     tokens = _tokens(sample, own_tokens(sample), passes.logprobs, passes.entropy, moved=True)
     is_in_loss = learner.kl.coefficient > 0.0 and learner.config.kl.apply_to == "loss"
     found = kl_parts(tokens, compute_dtype(learner.policy), has_reference=is_in_loss)
@@ -277,7 +267,7 @@ def _kl_of(
 
 
 def _learning(learner: Learner) -> list[list[tuple[str, nn.Parameter]]]:
-    """Return the trained tensors of the policy, and of a critic with its own backbone; none of a sharded model."""
+    """Return the trained tensors of the policy and of a separate critic; none of a sharded model."""
     named = [learner.policy.named_parameters()]
     if learner.critic is not None and not learner.shares_backbone:
         named.append(learner.critic.named_parameters(prefix="critic"))
