@@ -118,13 +118,11 @@ def _piece(chunk: str, *, is_quoted: bool = False) -> str:
 
 
 def _without_lone(found: re.Match[str]) -> str:
-    """Remove runs of punctuation with blanks before them that follow a word of letters."""
     before = found.string[max(0, found.start() - 2) : found.start()]
     return "" if len(before) == 2 and before.isalpha() else found.group()
 
 
 def _parts(chunk: str) -> list[str]:
-    """Split into runs of letters, numbers with their points, and runs of other characters."""
     found = []
     for place, piece in enumerate(_NUMBER.split(chunk)):
         if place % 2:

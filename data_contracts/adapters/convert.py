@@ -243,11 +243,7 @@ def _form(made: Row, has_turns: bool) -> str:
 
 
 def _json(columns: dict[str, Any]) -> str:
-    """Return columns as JSON; bytes, which it does not have, are left out.
-
-    Raises:
-        RowError: they are longer than rewards may read.
-    """
+    """Return columns as JSON, without bytes, which it does not have."""
     kept = {name: value for name, value in columns.items() if not isinstance(value, bytes)}
     if not kept:
         return ""

@@ -123,7 +123,6 @@ def _template(written: str) -> Expression:
 
 
 def _text_in(value: object, path: str) -> str:
-    """Return a value within a text: a list of texts has one a line."""
     if value is None:
         return ""
     if isinstance(value, list) and all(isinstance(one, str) for one in value):

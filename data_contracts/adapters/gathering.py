@@ -110,7 +110,6 @@ def _lost(item: SourceRow, error: RowError) -> Quarantined:
 
 
 def _path_to(name: str, items: Mapping[str, SourceRow]) -> list[dict[str, str]] | None:
-    """Return the turns from the root of a tree to a message; None if one of them is not there."""
     turns: list[dict[str, str]] = []
     at: Any = name
     while at is not None:

@@ -88,7 +88,6 @@ def broken_tests(references: Sequence[str], failures: Callable[[Sequence[Trial]]
 
 
 def _programs(task: dict[str, Any]) -> Iterator[tuple[str, bool, str]]:
-    """Yield the programs that must pass or fail the tests of a task, with the fault of the task if they do not."""
     yield stub(task), False, "a program that does nothing passes its tests"
     yield task.get("solution", ""), True, "its solution does not pass its tests"
     count = len(task["tests"])
@@ -106,7 +105,6 @@ def _constant(task: dict[str, Any], answer: str) -> str:
 
 
 def _first_answers(task: dict[str, Any]) -> Iterator[str]:
-    """Yield what a first test may expect, written in Python; a program that always gives another answer fails it."""
     first = task["tests"][0]
     try:
         yield from _asserted(task) if task["style"] == "assert" else (repr(first["output"]),)
@@ -115,7 +113,6 @@ def _first_answers(task: dict[str, Any]) -> Iterator[str]:
 
 
 def _asserted(task: dict[str, Any]) -> Iterator[str]:
-    """Yield the values that the first assertion compares a call of the function with, else True and False."""
     names = {task["entry_point"], "candidate"}
     nodes = (node for test in task["tests"] for node in ast.walk(ast.parse(test)))
     first = next((node for node in nodes if isinstance(node, ast.Assert) and _calls(node, names)), None)

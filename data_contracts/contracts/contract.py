@@ -90,7 +90,6 @@ def row_violations(rows: Sequence[Mapping[str, Any]], contract: Contract) -> lis
 
 
 def _suspects(frame: pd.DataFrame, model: type[pa.DataFrameModel]) -> NDArray[np.bool_] | None:
-    """Return a mask of the rows that break a rule, or None if types or nulls are wrong, or a check fails."""
     schema = model.to_schema()
     if not all(_has_type(frame[name], column) for name, column in schema.columns.items()):
         return None

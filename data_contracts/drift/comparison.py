@@ -182,7 +182,6 @@ def _level(distance: float, by_chance: float, warn: float, refuse: float) -> Lev
 
 
 def _aligned(accepted: Sketch, new: Sketch) -> tuple[Floats, Floats]:
-    """Return the counts of both in common bins: of the histogram, of names if both kept all, else buckets."""
     if accepted["kind"] == "histogram":
         return np.array(accepted["counts"], dtype=np.float64), np.array(new["counts"], dtype=np.float64)
     if not (accepted["others"] or new["others"]):
@@ -198,7 +197,6 @@ def _named(sketch: Sketch, names: list[str]) -> Floats:
 
 
 def _buckets(sketch: Sketch, *, kept_alone: bool = False) -> Floats:
-    """Return counts of all names by bucket [1,024], or of only those that the sketch has kept by name."""
     if sketch["others"] and not kept_alone:
         return np.array(sketch["buckets"], dtype=np.float64)
     places = np.array([bucket_of(name) for name in sketch["counts"]], dtype=np.int64)
@@ -212,7 +210,6 @@ def _of_bins(edges: list[float], before: Floats, after: Floats) -> tuple[list[st
 
 
 def _of_names(accepted: Sketch, new: Sketch) -> tuple[list[str], Floats, Floats]:
-    """Return the names that either has kept, and their fractions in both."""
     names = sorted({*accepted["counts"], *new["counts"]})
     low, high = zip(*(_possible_shares(side, names) for side in (accepted, new)), strict=True)
     return names, np.clip(low[1], low[0], high[0]), np.clip(low[0], low[1], high[1])

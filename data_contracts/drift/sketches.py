@@ -90,7 +90,6 @@ def bucket_of(name: str) -> int:
 
 
 def _weights(frame: pd.DataFrame) -> Floats:
-    """Return the weight of each row: the rows of a prompt have 1 together."""
     if "prompt_hash" not in frame.columns:
         return np.ones(len(frame))
     sizes = frame.groupby("prompt_hash")["prompt_hash"].transform("size")
@@ -160,7 +159,6 @@ def _categories(values: Sequence[object], weights: Floats, effect: Effect) -> Sk
 
 
 def _counts(places: NDArray[np.int64], weights: Floats, size: int) -> list[float]:
-    """Sum weights by bin, rounded to whole numbers if the weights allow it."""
     sums = np.bincount(places, weights=weights, minlength=size).astype(np.float64).round(_DECIMALS).tolist()
     return [int(count) if count.is_integer() else count for count in sums]
 
@@ -239,10 +237,6 @@ def design_effect(places: Places, weights: Floats) -> float:
 
 
 def _overdispersion(length: int, places: Places, weights: Floats) -> float:
-    """Return Pearson's statistic of neighboring blocks against bins [N] over its degrees of freedom.
-
-    1 if the excess may be chance.
-    """
     whole = len(places) // (2 * length) * 2 * length
     places, weights, blocks = places[:whole], weights[:whole], np.arange(whole) // length
     pairs = blocks // 2

@@ -219,7 +219,6 @@ def _mixed_sets(ledger: Ledger, sound: Rows) -> Flagged:
 
 
 def _against(rows: Rows, groups: Column, contents: Column) -> tuple[Rows, Rows]:
-    """Return rows with other content than a row of the same group, and one such row for each."""
     together = is_repeated(groups)
     if not together.any():
         return NO_ROWS, NO_ROWS
@@ -265,7 +264,6 @@ def _cycles(ledger: Ledger, sound: Rows) -> list[Flagged]:
 
 
 def _mixed(keys: Numbers, others: Numbers) -> Numbers:
-    """Combine two numbers, such as an answer and a prompt, into one."""
     mixed = (keys ^ (keys >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15) + others
     return (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
 

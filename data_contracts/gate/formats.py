@@ -232,7 +232,6 @@ def _columns(table: pq.ParquetFile) -> list[Any]:
 
 
 def _require_bounds(path: Path, described: pq.FileMetaData) -> list[int]:
-    """Check the average value of the longest column in each group."""
     found = []
     for place in range(described.num_row_groups):
         group = described.row_group(place)
@@ -251,7 +250,6 @@ def _require_bounds(path: Path, described: pq.FileMetaData) -> list[int]:
 
 
 def _sizes(column: pa.Array) -> NDArray[np.int64]:
-    """Return the bytes of each value [N], the sum of its parts; 8 for a number."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         entries = np.append(_sizes(column.dictionary), 0)  # the last is that of null

@@ -118,7 +118,6 @@ def _read_file(path: Path) -> Source:
 
 
 def _require_ending(path: Path, start: bytes) -> None:
-    """Reject a file that begins as another format than that of its ending does."""
     for magic, ending in _MAGIC.items():
         if start.startswith(magic) and path.suffix != ending:
             is_packed = ending in COMPRESSED

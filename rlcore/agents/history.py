@@ -148,7 +148,6 @@ class CallTree:
         return Placement(request=request, digests=digests, fork=why, added=ids, text=text)
 
     def _ending(self, node: Node) -> Ids | None:
-        """Return the tokens that end an answer and were not sampled; None for an answer that a limit cut."""
         if node.rollout.completion_ids[-1] in self._renderer.tokenizer.eos_ids:
             return ()
         return self._renderer.tokenizer.end_of_turn if node.rollout.finish_reason == "stop" else None
@@ -192,7 +191,6 @@ def _canonical(turn: Turn, places: Mapping[str, str]) -> list[object]:
 
 
 def _difference(turns: Sequence[Turn], closest: Sequence[Turn], shared: int, *, is_root: bool) -> str:
-    """Return the first difference of a conversation from the closest known one, of which it shares turns."""
     if all(turn.role == "system" for turn in turns[:shared]) and is_root:
         return "another conversation"
     if shared == len(closest):
@@ -237,7 +235,6 @@ def episode_of(prompt: Prompt, nodes: Sequence[Node], *, is_cut: bool) -> Rollou
 
 
 def _sample(prompt: Prompt, leaf: Node, trained: Collection[int], nodes: Sequence[Node]) -> Rollout:
-    """Return the sample that ends with ``leaf``; ``trained``: answers that earlier samples train."""
     ids: list[int] = []
     logprobs: list[float] = []
     mask: list[bool] = []
@@ -262,7 +259,6 @@ def _sample(prompt: Prompt, leaf: Node, trained: Collection[int], nodes: Sequenc
 
 
 def _fork(leaf: Node, trained: Collection[int], nodes: Sequence[Node]) -> str:
-    """Return why a sample is one of its own: the reason of its first own answer, or of the one beside it."""
     first = next(node for node in leaf.path if id(node) not in trained)
     beside = [node for node in nodes if node.placement.parent is first.placement.parent and node is not first]
     return next((node.fork for node in [first, *beside] if node.fork), "another conversation")

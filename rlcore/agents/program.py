@@ -196,7 +196,6 @@ def _remove(folder: Path) -> None:
 
 
 def _readable(config: AgentConfig) -> tuple[str, ...]:
-    """Return the paths that a sandbox shows: programs, Python with its packages, and named ones."""
     python = (sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parent))
     own = (warden.__file__, *(word for word in config.command if Path(word).is_absolute()))
     known = dict.fromkeys((*_SYSTEM, *python))
@@ -294,7 +293,6 @@ class _Agent:
         return Ended(code=code, output=text, error=self._reason, is_late=self._reason == late)
 
     def _follow(self, handle: int, seconds: float, most_bytes: int) -> bool:
-        """Read the output until the warden has ended; return False if it does not in time, or if that is too long."""
         assert self._process.stdout is not None
         output, deadline = self._process.stdout.fileno(), time.monotonic() + seconds
         ends, num_left = {handle, output}, _LAST_PIECES

@@ -362,7 +362,6 @@ class Session:
 
 
 def _turn(made: Rollout, placement: Placement, shared: Shared, *, seed: str) -> tuple[Turn, bool]:
-    """Return an answer as the agent sees it, and True if a call in it is malformed. A cut turn is not a call."""
     request, tokenizer, ids = placement.request, shared.renderer.tokenizer, made.completion_ids
     sampled = ids[:-1] if ids[-1] in tokenizer.eos_ids else ids
     spelled, unseen = tokenizer.spell(sampled), tokenizer.decode(sampled)[len(made.text) :]

@@ -120,7 +120,6 @@ def wrap_environment(
 
 
 def _declared(described: Callable[..., Any], options: Mapping[str, Any], *, name: str, where: str) -> dict[str, Schema]:
-    """Return the tool schemas that a class, or its server, declares, checked for templates and calls."""
     try:
         declared = json.dumps(dict(described(**options)), ensure_ascii=False)
         declared.encode()
@@ -247,7 +246,6 @@ class EnvironmentPool:
         return float(value)
 
     def _ask(self, calls: Mapping[_Key, Callable[[], Any]], method: str, *, shown: bool = False) -> dict[_Key, Any]:
-        """Return the result of each call, as text if ``shown``; an error for the policy; or a failure."""
         found = {key: self._counted(self._guarded(method, self._deadline(method, call))) for key, call in calls.items()}
         waiting = {key: each for key, each in found.items() if inspect.isawaitable(each)}
         found |= self._finished(waiting, method) if waiting else {}

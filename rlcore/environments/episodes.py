@@ -160,7 +160,6 @@ class EpisodeSampler:
     def _answer(
         self, live: Mapping[Key, Rollout], rooms: Sequence[int], environments: EnvironmentPool | None
     ) -> dict[Key, Rollout | FailedRollout]:
-        """Return the episodes whose last turn is a call, with its answer if there is room for the next turn."""
         calls = {key: call for key, episode in live.items() if (call := self._open_call(episode))}
         answered: dict[Key, Rollout | FailedRollout] = {}
         for key, outcome in self._run(calls, environments).items():
@@ -194,7 +193,6 @@ class EpisodeSampler:
         return {key: answers[key] for key in calls}
 
     def _reply(self, turn: str, call: ParsedCall, output: ToolOutput) -> tuple[Ids, ToolCall]:
-        """Return the token ids of a tool's output with the template around it, and the record of the call."""
         try:
             text = self._truncate(output.text)
             ids = self._frame.reply(text, call.call_id)

@@ -133,7 +133,6 @@ def _reply(grade: Grade, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kill(pid: int) -> int:
-    """Kill a worker and return the number of the signal that ended it; 0 if it exited."""
     os.kill(pid, signal.SIGKILL)  # an unreaped child keeps its pid, so no other process is killed
     return os.WTERMSIG(os.waitpid(pid, 0)[1])
 

@@ -55,7 +55,6 @@ class EndpointOptions:
 
     Attributes:
         template: File that replaces the default prompt.
-        retries: Number of retries of a failed request.
         api_key_env: Environment variable with the key, which is never stored.
         structured_output: Use vLLM's structured output to allow nothing but the rating, for models that do not keep to
             a form or reason first.
@@ -151,7 +150,6 @@ class JudgeReward:
         return [self._score(digest, failed, used) for digest in digests]
 
     def close(self) -> None:
-        """Close the connections to the server."""
         self._endpoint.close()
 
     def _score(self, digest: str, failed: Mapping[str, str], used: Mapping[str, float]) -> Score:
@@ -161,7 +159,6 @@ class JudgeReward:
         return replace(score, terms={**score.terms, **used})
 
     def _per_rating(self, num_ratings: int) -> dict[str, float]:
-        """Return the tokens since the last rating, divided by the ratings of this batch; kept if there are none."""
         with self._lock:
             if not num_ratings:
                 return {}

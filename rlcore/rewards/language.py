@@ -116,7 +116,6 @@ def _scripts_of_question(rollout: Rollout) -> frozenset[str] | None:
 
 
 def _is_other_language(words: Sequence[str], language: str) -> bool:
-    """Return True if another language's common words are more frequent than those of ``language``."""
     if language not in STOP_WORDS:
         return False
     counts = Counter(words)

@@ -41,10 +41,7 @@ class FunctionError(Exception):
 
 
 class OtherFunction:
-    """Callable that calls ``module:function`` of ``kind`` in the interpreter ``python``, by keyword arguments.
-
-    Its signature is that of the function.
-    """
+    """Callable, with the signature of ``module:function``, that calls it in the interpreter ``python``."""
 
     def __init__(self, kind: str, python: str, path: str) -> None:
         """Read the signature.
@@ -67,7 +64,7 @@ class OtherFunction:
         self._process: _Process | None = None
 
     def __call__(self, **arguments: Any) -> Any:
-        """Return the values of the function.
+        """Call the function.
 
         Raises:
             FunctionError: It raised.

@@ -144,7 +144,6 @@ _KEEP_ONE = "keep one and add the weights, or give them different data"
 
 
 def _overlap(one: Collection[str], other: Collection[str]) -> bool:
-    """Return True if a data set is in both; an empty collection means all data sets."""
     return not one or not other or bool(set(one) & set(other))
 
 

@@ -1,6 +1,6 @@
 """Sandbox protocol: run an untrusted program and return its output. A program never decides its own result.
 
-A program's output is data, which the caller compares outside the box. Exit codes and printed claims are no results.
+A program's output is data, which the caller compares outside the box.
 """
 
 from __future__ import annotations
@@ -71,6 +71,4 @@ class Sandbox(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Stop the processes of the sandbox."""
-        ...
+    def close(self) -> None: ...

@@ -107,7 +107,6 @@ def _private(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Hold the folder's lock, which the kernel releases if this process dies."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -156,7 +155,6 @@ def _probe(python: str) -> _Interpreter:
 
 
 def _make(folder: Path, pointer: Path, interpreter: _Interpreter) -> Path:
-    """Publish a new image by renaming it once complete, and point to it."""
     for left in folder.glob(".new-*"):  # left by a killed process; this process has the lock
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     work = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))

@@ -97,7 +97,7 @@ class SandboxPool:
             return list(threads.map(self._check, jobs))
 
     def close(self) -> None:
-        """Stop the supervisors and their boxes, and wait for them. The next use restarts them."""
+        """Stop the supervisors and their boxes; the next use restarts them."""
         with self._lock:
             for supervisor in self._all:
                 supervisor.stop()
@@ -131,7 +131,6 @@ class SandboxPool:
         return self._ask(dataclasses.asdict(job), len(parse_suite(job.reference).tests), job.limits)
 
     def _ask(self, request: Mapping[str, Any], count: int, limits: ResourceLimits) -> tuple[RunResult, ...]:
-        """Return a supervisor's answer. A failed supervisor is replaced, and its programs get ``INFRA``."""
         message = json.dumps(request).encode()
         if len(message) > MAX_MESSAGE_BYTES:
             reason = f"the program and its tests are {len(message)} bytes as JSON, more than {MAX_MESSAGE_BYTES}"

@@ -100,7 +100,6 @@ def guess_rate(suite: Suite) -> float:
 
 
 def _expected(test: Any, style: Style) -> str:
-    """Return the answer that a test expects, as text; empty if only execution can tell."""
     if style == "stdin":
         return "\n".join(lines_of(test["output"])) or "\n"
     try:
@@ -113,7 +112,6 @@ def _expected(test: Any, style: Style) -> str:
 
 
 def _asserted(condition: ast.expr) -> str:
-    """Return the expected value: 3 for ``f(x) == 3``, True for ``f(x)``, False for ``not f(x)``."""
     match condition:
         case ast.Compare(left=ast.Call(), ops=[ast.Eq() | ast.Is()], comparators=[wanted]):
             return repr(ast.literal_eval(wanted))

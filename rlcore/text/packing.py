@@ -43,7 +43,6 @@ class Widths:
     minimum: int = 1
 
     def of(self, length: int) -> int:
-        """Return the width of a row of ``length`` tokens."""
         return max(self.minimum, math.ceil(length / self.multiple) * self.multiple)
 
 
@@ -92,7 +91,6 @@ class PackedBatch:
         return tree_mask(self.segment)
 
     def to(self, device: torch.device) -> PackedBatch:
-        """Return the batch on another device."""
         return PackedBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
 
 
@@ -141,7 +139,6 @@ def pack(
 
 
 def _cut(widths: Sequence[int], budget: int) -> list[slice]:
-    """Cut rows, the widest first, into consecutive batches of at most ``budget`` positions, and of at least one row."""
     batches, start = list[slice](), 0
     for end in range(1, len(widths) + 1):
         if end == len(widths) or widths[start] * (end + 1 - start) > budget:
@@ -183,7 +180,6 @@ def empty(widths: Widths = EXACT) -> PackedBatch:
 
 
 def _trees(sequences: Sequence[TokenSequence], limit: int) -> list[_Tree]:
-    """Group sequences by prompt, as many per tree as fit into ``limit`` positions, and at least one."""
     by_prompt: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
     for number, sequence in enumerate(sequences):
         by_prompt.setdefault(sequence.prompt_ids, []).append((number, sequence.completion_ids))

@@ -142,7 +142,6 @@ class PartEncoder:
 
     @cached_property
     def _copy(self) -> tuple[Mapping[str, str], Tokenizer]:
-        """Names of the control tokens that nobody can guess and so no text spells, and a tokenizer with these names."""
         mark = f"{_PRIVATE}{secrets.token_hex(16)}{_PRIVATE}"
         names = {token: f"{mark}{number}{_PRIVATE}" for token, number in self.controls.items()}
         return names, _renamed(self.backend, names)

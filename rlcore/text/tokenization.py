@@ -116,7 +116,7 @@ class ChatTokenizer:
         return self.encoder.spell(ids)
 
     def render_parts(self, messages: Sequence[Message], *, tools: str = "") -> list[Part]:
-        """Render a conversation with its generation prompt, as parts; see :meth:`render_prompt`."""
+        """Render a conversation with its generation prompt, as parts."""
         return render_parts(self.hf_tokenizer, messages, tools=tools)
 
     def render_prompt(self, messages: Sequence[Message], *, tools: str = "") -> Ids:

@@ -94,7 +94,6 @@ class RewardAudit:
     def _score_alone(
         self, reward: RewardFn, item: ScoredRollout, trained: float, everyone: Sequence[ScoredRollout]
     ) -> Score | None:
-        """Return the score of a single completion, or None if it cannot be compared with the recorded one."""
         (score,) = scores_of(reward, [item.rollout])
         if score.value is None or _alike(reward, score.value, trained):
             return score if score.value is not None else None

@@ -71,7 +71,6 @@ def _sample_error(sample: TrainingSample, eos_ids: Collection[int], is_agents: b
 def _turns_error(
     completion_ids: Sequence[int], loss_mask: Sequence[bool], eos_ids: Collection[int], is_agents: bool
 ) -> str:
-    """Return an error in the turns of a mask, or "". Each turn ends with EOS, except the last and those of agents."""
     if not loss_mask[-1]:
         is_eos = completion_ids[-1] in eos_ids
         return "the EOS token is masked out of the loss" if is_eos else "it ends with tokens that are not the policy's"

@@ -141,7 +141,6 @@ def _probes_of(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> lis
 
 
 def _exchanged(prompts: Sequence[Prompt], prefill: str) -> list[RewardProbe]:
-    """Return wrong completions: the answer of another prompt, if both are different numbers."""
     answers = [known_answer(prompt) or "" for prompt in prompts]
     numbers = [parse_number(answer) for answer in answers]
     return [
@@ -172,7 +171,6 @@ def _require_not_inverted(reward: RewardFn, prompts: Sequence[Prompt], prefill: 
 
 
 def _check_samples(reward: RewardFn, samples: Sequence[Rollout]) -> list[str]:
-    """Check that scores are finite and in the order of the rollouts. Return a note if the order cannot be checked."""
     values = _finite(reward, samples)
     if isinstance(unwrap_reward(reward), JudgeReward) or len(samples) < 3:
         return []
@@ -190,7 +188,6 @@ def _check_samples(reward: RewardFn, samples: Sequence[Rollout]) -> list[str]:
 
 
 def _finite(reward: RewardFn, samples: Sequence[Rollout]) -> list[float]:
-    """Return the scores, at least one and all finite; NaN for unscored completions."""
     scores = scores_of(reward, samples)
     values = [score.value for score in scores if score.value is not None]
     if not all(map(math.isfinite, values)):
