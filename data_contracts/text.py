@@ -48,7 +48,7 @@ def question_messages(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str
     """Return the turns that make a conversation's question.
 
     System messages do not count: the same question under another instruction is the same question. Turns after the
-    user's last one (a demonstration's tool calls) belong to the answer.
+    user's last one belong to the answer.
     """
     last = max((place for place, turn in enumerate(messages) if turn["role"] == "user"), default=len(messages))
     return [turn for turn in messages[: last + 1] if turn["role"] != "system"]

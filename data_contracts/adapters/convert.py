@@ -218,7 +218,7 @@ def _value(name: str, value: Scalar, option: Option) -> Scalar:
 def with_other_columns(
     make: RowFn, without: Collection[str], extra: RowFn | None = None, *, asked: Collection[str] = ()
 ) -> RowFn:
-    """Return a function of source rows that adds ``columns`` and ``form`` to the rows of ``make``.
+    """Return a function of source rows that adds ``columns`` and ``form``.
 
     ``columns`` is a JSON object of the columns except ``without``, or ""; ``extra`` adds some to it. ``form`` is
     ``text`` for a question that the source has as a text of one turn, and else ``messages``. ``asked``: its columns,

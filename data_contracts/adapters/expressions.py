@@ -1,4 +1,4 @@
-"""Mappings of columns: their targets, and expressions that read a value of a row. They run no code of a row or preset.
+"""Mappings of columns: their targets, and expressions that read a value of a row. They run no code.
 
 problem                     the column
 extra_info.answer           a nested value; a number picks an item of a list: messages.0.content, answers.-1

@@ -1,6 +1,6 @@
 """Sources whose rows are parts of one example: answers to one prompt in several rows, messages of a tree.
 
-These need all rows at once, so such a source is limited to some millions of characters that memory holds.
+They need all rows at once, so a source is limited to some millions of characters.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ The columns are those of ``prompts/v1``. ``reference`` is a JSON object:
                  stdin   {"input": "3 4\\n", "output": "7\\n"}: the whole program runs once for each
                  call    {"args": [3, 4], "output": 7}, with "kwargs" if needed: plain JSON values
                  assert  "assert add(3, 4) == 7": any Python, in which entry_point and ``candidate`` are the function
-    tolerance    of numbers in outputs, from 0 on; without it 1e-6 for an expected number with a point or an exponent,
-                 and none for an integer; not for "assert"
+    tolerance    of numbers in outputs, from 0 on: absolute, or relative to an expected number above 1; without it
+                 1e-6 for an expected number with a point or an exponent, and none for an integer; not for "assert"
     checker      Python with ``check(input, answer, output)``, true for a right answer, if a test has several;
                  ``input`` is the text or the list args, ``answer`` what was printed or returned; not for "assert"
     solution     a program that passes; optional: public datasets have tasks without

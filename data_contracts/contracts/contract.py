@@ -2,8 +2,8 @@
 
 A fast path checks a frame first. pandera copies the frame and each column's schema and collects the failure cases while
 it checks: 0.1 s for 128 rows, which was a fourteenth of a small iteration of RL. Checking the same types and rules one
-by one costs a tenth. If the fast path does not accept the frame, pandera checks it again, and its report counts. Models
-have nothing but columns, their types, nulls and checks.
+by one costs a tenth. A frame that the fast path does not accept is checked by pandera, whose report counts. Models
+have only columns, types, nulls and checks.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Chance alone makes PSI positive, by about (bins - 1)(1/n + 1/m) with n and m row
 moved if a distance exceeds its threshold *and* the noise. A permutation test measures the noise: the values of both
 datasets are divided at random into two sets of the same sizes, assuming only that they were drawn independently. The
 distance must be among the largest of those. Values that come in documents count as fewer independent ones (the design
-effect of a sketch). Thus the threshold sets which distance matters, and ``chance`` how often equal data seem to move.
+effect of a sketch).
 
 Names beyond the 50 of a sketch are compared in hash buckets, whose total counts both sides know. Fewer rows are
 compared in fewer buckets, so that noise stays below the warning threshold.
@@ -197,6 +197,7 @@ def _named(sketch: Sketch, names: list[str]) -> Floats:
 
 
 def _buckets(sketch: Sketch, *, kept_alone: bool = False) -> Floats:
+    """Return counts by bucket [1,024] of all names, or of only those kept by name."""
     if sketch["others"] and not kept_alone:
         return np.array(sketch["buckets"], dtype=np.float64)
     places = np.array([bucket_of(name) for name in sketch["counts"]], dtype=np.int64)
@@ -210,6 +211,7 @@ def _of_bins(edges: list[float], before: Floats, after: Floats) -> tuple[list[st
 
 
 def _of_names(accepted: Sketch, new: Sketch) -> tuple[list[str], Floats, Floats]:
+    """Return the names that either has kept, and their fractions in both."""
     names = sorted({*accepted["counts"], *new["counts"]})
     low, high = zip(*(_possible_shares(side, names) for side in (accepted, new)), strict=True)
     return names, np.clip(low[1], low[0], high[0]), np.clip(low[0], low[1], high[1])

@@ -224,9 +224,8 @@ def design_effect(places: Places, weights: Floats) -> float:
     Neighboring blocks of 4 to 256 rows are compared. For independent values, Pearson's statistic of blocks against bins
     is about its degrees of freedom; documents multiply it by their number of values (overdispersion: McCullagh & Nelder
     1989, section 5.5). The largest significant factor of all lengths counts, and its excess over 1 counts half as much
-    again. Because only neighbors are compared, concatenated sources, or a file sorted by another column, hardly look
-    like documents. A column by which the file is sorted, or that changes fewer than 16 times, shows no documents; nor
-    do scattered ones.
+    again. Only neighbors are compared, so concatenated sources, or a file sorted by another column, hardly look like
+    documents. A column that sorts the file, or changes fewer than 16 times, shows none; nor do scattered ones.
     """
     steps, longest = np.diff(places), len(places) // (2 * _MIN_PAIRS)
     if np.count_nonzero(steps) < _MIN_CHANGES or (steps >= 0).all() or (steps <= 0).all():

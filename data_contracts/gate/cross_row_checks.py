@@ -219,6 +219,7 @@ def _mixed_sets(ledger: Ledger, sound: Rows) -> Flagged:
 
 
 def _against(rows: Rows, groups: Column, contents: Column) -> tuple[Rows, Rows]:
+    """Return rows with other content than a row of the same group, and one such row for each."""
     together = is_repeated(groups)
     if not together.any():
         return NO_ROWS, NO_ROWS

@@ -1,4 +1,4 @@
-"""Gate between any source and training: every row is accepted or quarantined, and both are counted.
+"""Gate between any source and training: every row is accepted or quarantined.
 
 A first scan of all rows keeps numbers, on which comparisons between rows are decided (``cross_row_checks.py``). Then
 the kept rows are read again for the snapshot; only a small source stays in memory.

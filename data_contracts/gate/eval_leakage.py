@@ -125,6 +125,7 @@ def _in_history(ledger: Ledger, is_train: Mask, held_out: Rows, evaluated: Evalu
 
 
 def _near(ledger: Ledger, train: Rows, held_out: Rows, evaluated: Evaluated, tokens: Tokens) -> tuple[Rows, Rows, int]:
+    """Return training prompts, the first held-out prompt that each nearly matches, and the skipped number."""
     pairs = candidates(ledger.bands[train], _of_both(ledger.bands, evaluated.bands, held_out))
     rows, others = train[pairs.train], held_out[pairs.held_out]
     is_other = ledger.key[rows] != _of_both(ledger.key, evaluated.keys, others)
@@ -254,6 +255,7 @@ def _ngrams(words: Sequence[bytes], lengths: Sequence[int]) -> Iterator[tuple[in
 
 
 def _runs(length: int, known: dict[int, Numbers]) -> Numbers:
+    """Return the hashes of all runs of ``length`` words, which are added to ``known``."""
     if length not in known:
         first = 2 ** ((length - 1).bit_length() - 1)  # the largest power of two below
         begin, end = _runs(first, known), _runs(length - first, known)[first:]

@@ -1,8 +1,7 @@
 """Readers of JSON arrays, tables with a header, and Parquet files.
 
 A Parquet file of 1 kB can represent 20 GB of text. Texts stay dictionary-encoded until their rows are measured: a long
-text that a million rows share is in memory once. The caller quarantines a row beyond the limit of a JSONL line. The
-file's metadata of a row group is checked before reading.
+text that a million rows share is in memory once. The caller quarantines a row beyond the limit of a JSONL line.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Strict reader: a source row per line or Parquet row. A bad line is quarantined, a bad file is an error.
 
 A source can be read repeatedly, never as a whole: ten million rows need no more memory than a few. Blank lines are not
-counted. Each other line is a row or a quarantined line.
+counted.
 """
 
 from __future__ import annotations

@@ -14,9 +14,9 @@ request is no continuation. After an answer that a limit cut, a request is a roo
 Conversations are compared in a canonical form: arguments of calls as values, the assistant's messages without thoughts
 and surrounding whitespace, and each tool output with the position of its call instead of an id.
 
-Each answer that no other continues ends a sample. The sample with the last answer is the episode; the others are its
-branches. An answer that several samples share is trained in the first of them only. Above, if call 4 was answered last,
-the episode is 1, 2, 4. In its branch 1, 2, 5 the first two are read, not trained.
+Each answer that no other continues ends a sample: the last answer ends the episode, the others end its branches. An
+answer that samples share is trained in the first only. Above, if call 4 was answered last, the episode is 1, 2, 4. In
+its branch 1, 2, 5 the first two are read, not trained.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class Placement:
 
     Attributes:
         path: Answers from the root to the one that the request continues; empty for a root.
-        fork: Reason if it is not the next request of a single conversation, else "".
         digests: Digest of the tools, and of each beginning of the conversation.
         added: Token ids after the last answer; for a root, the whole prompt.
         text: Prompt as the chat template writes it, with marks for sampled answers.
@@ -148,6 +147,7 @@ class CallTree:
         return Placement(request=request, digests=digests, fork=why, added=ids, text=text)
 
     def _ending(self, node: Node) -> Ids | None:
+        """Return the tokens that end an answer and were not sampled; None for an answer that a limit cut."""
         if node.rollout.completion_ids[-1] in self._renderer.tokenizer.eos_ids:
             return ()
         return self._renderer.tokenizer.end_of_turn if node.rollout.finish_reason == "stop" else None

@@ -208,8 +208,7 @@ class Ended:
     """End of an agent.
 
     Attributes:
-        code: Exit code, 128 + its number for a signal; None if the agent was ended or did not start.
-        output: End of its standard output and standard error.
+        code: Exit code, 128 + its number for a signal; None if it was ended or did not start.
         error: Reason if it was ended or did not start.
         is_late: True if it timed out.
     """
@@ -293,6 +292,7 @@ class _Agent:
         return Ended(code=code, output=text, error=self._reason, is_late=self._reason == late)
 
     def _follow(self, handle: int, seconds: float, most_bytes: int) -> bool:
+        """Read the output until the warden has ended; return False if it does not in time, or if that is too long."""
         assert self._process.stdout is not None
         output, deadline = self._process.stdout.fileno(), time.monotonic() + seconds
         ends, num_left = {handle, output}, _LAST_PIECES

@@ -183,6 +183,7 @@ def _excess(*, is_quick: bool) -> str:
 
 
 def _kill_all() -> int:
+    """Kill and reap all processes below this one; return the number of those left."""
     deadline = time.monotonic() + _KILL_SECONDS
     while _has_children():
         found = list(descendants(os.getpid()))

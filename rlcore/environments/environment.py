@@ -5,15 +5,15 @@
         def guess(self, number: int) -> str: ...                     # a tool: its schema from hints and docstring
         def get_reward(self) -> float: ...                           # optional: the reward of the episode
 
-Methods may be ``async``. Every episode has its own instance. ``reset`` may take ``rng``, a seeded ``random.Random``: in
-``reset`` its numbers are equal for a whole group, which has one prompt; after that they differ by episode. An optional
-``close`` ends an episode. A class that finds its tools at run time has a static method ``tool_schemas``, which takes
-the options and returns the schemas by name, as chat templates take them (``McpServer``).
+Every episode has its own instance. ``reset`` may take ``rng``, a seeded ``random.Random``: in ``reset`` its
+numbers are equal for a whole group, which has one prompt; after that they differ by episode. An optional ``close`` ends
+an episode. A class that finds its tools at run time has a static method ``tool_schemas``, which takes the options and
+returns the schemas by name, as chat templates take them (``McpServer``).
 
 Errors of the policy are text for it (``CallError``, arguments that do not match). Errors of the environment, including
-timeouts, are a ``ToolFailure``, which fails the rollout. ``async`` methods wait concurrently; others run one after
-another in one thread. Once too many episodes of a batch have failed, no further call is made, because each could take
-its whole timeout.
+timeouts, are a ``ToolFailure``, which fails the rollout. Methods may be ``async`` and then wait concurrently; others
+run one after another in one thread. Once too many episodes have failed, no further call is made: each could take its
+whole timeout.
 """
 
 from __future__ import annotations

@@ -93,8 +93,6 @@ class EpisodeSampler:
     ) -> list[list[Rollout | FailedRollout]]:
         """Return a group of episodes per prompt.
 
-        A failure of a tool makes a failed rollout; an error of the policy makes an error message.
-
         Raises:
             SamplingError: The engine is broken, a tool returned a wrong number of answers, the environment fails in
                 over a tenth of the episodes or begins those of a group differently, or the first turn has no room.

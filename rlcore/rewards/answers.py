@@ -193,7 +193,7 @@ def clean(answer: str) -> str:
 def extract_stated(answer: str) -> str:
     """Return the value that a text states: 18 for ``The answer is 18``, ``Total: 18`` and ``x = 18``.
 
-    Unchanged are other texts, also questions, negations and functions of the wanted value (``log x = 18``).
+    Other texts are unchanged, also questions, negations and functions of the wanted value (``log x = 18``).
     """
     han = _HAN_LEAD.match(answer)
     if han is not None and not _NO_HAN_LEAD.search(han.group()):

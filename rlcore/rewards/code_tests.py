@@ -46,7 +46,7 @@ class CodeOptions:
 class CodeReward:
     """1.0 for a program (:func:`find_program`) that passes all tests, else 0.0, or with ``share`` a fraction.
 
-    ``rollout.prompt.reference`` is the JSON of :mod:`rlcore.sandbox.suite`. If the sandbox fails, not the program, the
+    ``rollout.prompt.reference`` is the JSON of ``code_tasks/v1``. If the sandbox fails, not the program, the
     rollout is unscored.
     """
 

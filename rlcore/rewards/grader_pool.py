@@ -64,8 +64,8 @@ class GraderPool:
     """Worker processes for one of ``GRADERS``, started at the first request; one batch at a time.
 
     Every request has ``timeout_seconds`` of CPU time; then its worker is killed and replaced. A worker that uses none
-    for a minute is replaced too, which is not an error of the request. Thread-safe. The processes end with
-    :meth:`close`, the ``with`` block, garbage collection of the pool, or this process.
+    for a minute is replaced without an error. Thread-safe. The processes end with :meth:`close`, the ``with`` block,
+    garbage collection of the pool, or this process.
     """
 
     def __init__(self, grader: str, *, timeout_seconds: float, num_workers: int) -> None:
@@ -147,6 +147,7 @@ class _ForkServer:
         return _Worker(int(pid), Connection(near_end.detach()))
 
     def kill(self, worker: _Worker) -> int:
+        """Kill a worker and return the number of the signal that ended it, perhaps an earlier one."""
         self._control.sendall(f"kill {worker.pid}".encode())
         number = int(self._receive())
         worker.connection.close()

@@ -45,7 +45,7 @@ class WeightedReward:
     Turn rewards are weighted likewise. If a term is below its gate, the total is that gate's ``below_gate``; the first
     closed gate counts, also if a later term is unscored. If a term is otherwise unscored or NaN, so is the total,
     because a sum over other terms would be another reward. An exception inside a term leaves the whole batch unscored.
-    Without any term, every total is 0. Use it in a ``with`` block to stop the processes of its terms.
+    Without any term, every total is 0. A ``with`` block stops the processes of its terms.
     """
 
     name = "mix"

@@ -1,7 +1,7 @@
 """Function of a module that another interpreter imports, for packages that cannot be installed next to rlcore.
 
-The process begins at the first call. A guard ends it with all of its children when this process ends in any way. Its
-environment has no secrets, and what it prints is read and dropped, except the last lines for the message of a crash.
+The process begins at the first call. A guard ends it and its children when this process ends. Its environment has no
+secrets, and what it prints is read and dropped, except the last lines for the message of a crash.
 """
 
 from __future__ import annotations

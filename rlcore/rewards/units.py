@@ -1,7 +1,5 @@
 r"""Units after a number: which may be omitted (``18 dollars``, ``5\text{ cm}^2``, ``90^\circ``) and which not.
 
-Plain numbers are exact: integers, decimals, ``1e3``, fractions, percentages. No floats, no sympy.
-
 Words that change the value are not units. ``percent`` becomes a percent sign. ``million``, ``dozen`` and similar words
 multiply, so ``5 million`` is 5000000. ``half`` and ``third`` stay words. Units of one kind are compared: ``5 km`` is
 not ``5 m``.

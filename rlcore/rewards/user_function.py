@@ -116,6 +116,7 @@ class FunctionReward:
         )
 
     def _described(self, error: Exception) -> tuple[str, str]:
+        """Return an exception as text, and the last line of the function's file that it passed."""
         frames = traceback.extract_tb(error.__traceback__)
         last = frames[-1]
         own = next((frame for frame in reversed(frames) if frame.filename == self._file), last)

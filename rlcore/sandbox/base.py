@@ -64,7 +64,7 @@ class Sandbox(Protocol):
     """Runner of programs, each in a new box. Thread-safe."""
 
     def run(self, code: str, *, stdin: str = "", limits: ResourceLimits = DEFAULT_LIMITS) -> RunResult:
-        """Run a Python program to its end. ``PASS`` means that it ended without an exception.
+        """Run a Python program to its end; ``PASS`` if it raised nothing.
 
         Raises:
             SandboxError: Programs cannot be isolated on this machine.

@@ -61,8 +61,8 @@ class _Interpreter:
 def box_image() -> Path:
     """Return the folder of this interpreter's image, creating it on the first call (50 MB, 1 s).
 
-    It is in this user's cache, where no other user can write. Its name is a digest of its content, and a named image
-    never changes, so running boxes keep theirs. A lock makes concurrent processes create it once.
+    It is in this user's cache, where no other user can write. Its name is a digest of its content, so running boxes
+    keep theirs. Concurrent processes create it once.
 
     Raises:
         SandboxError: The image cannot be created, or other users may write to its folder.

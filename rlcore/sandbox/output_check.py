@@ -1,7 +1,7 @@
 """Comparison of outputs and values with the expectation of a test, as programming contests do it.
 
-Numbers are compared as numbers. An expected integer requires an equal value, in any spelling. An expected number with
-a point or an exponent also accepts values within a tolerance.
+An expected integer requires an equal value, in any spelling. An expected number with a point or an exponent
+also accepts values within a tolerance.
 """
 
 from __future__ import annotations

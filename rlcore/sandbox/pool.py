@@ -35,7 +35,7 @@ Backend = Literal["bubblewrap", "unprotected"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Program to check. ``reference`` is the JSON of :mod:`rlcore.sandbox.suite`.
+    """Program to check. ``reference`` is the JSON of ``code_tasks/v1``.
 
     Attributes:
         stop_early: Skip the tests after the first failure; they get its result.
@@ -51,8 +51,7 @@ class SandboxPool:
     """Sandbox that runs programs in ``num_workers`` boxes. It starts and tests itself on first use. Thread-safe.
 
     ``backend = "unprotected"`` has no isolation: programs run with the rights of this user. It is never chosen
-    automatically, and warns. The processes end with :meth:`close`, the ``with`` block, garbage collection, or this
-    process.
+    automatically, and warns. Its processes end with :meth:`close`, ``with``, garbage collection, or this process.
     """
 
     def __init__(self, *, num_workers: int = 2, backend: Backend = "bubblewrap") -> None:

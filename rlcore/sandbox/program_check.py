@@ -1,9 +1,9 @@
 """Check of a program, decided outside its box: the box gets inputs, and its outputs are compared here.
 
-Call and stdin tests use one box, which never holds an expected output. Assertions are code, so they run in a second
-box (the tester) with a proxy for the program. Calls and results pass through this process, decoded and encoded again
-as plain data. A result counts only with a nonce that only the tester received. A checker is code too: its tests are
-assertions on the program's output.
+Call and stdin tests use one box, which never holds an expected output. Assertions are code, so they run in a second box
+(the tester) with a proxy for the program. Calls and results pass through this process as plain data. A result counts
+only with a nonce that only the tester received. A checker is code too: its tests are assertions on the program's
+output.
 
 If tests expect few short answers (yes or no), a program could pass by their order and ignore its input. Passed tests
 are then repeated in an order drawn for this program. A program whose answers change has passed no test.

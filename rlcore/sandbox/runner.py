@@ -312,6 +312,7 @@ def _pipe_to(descriptor: int, own: int) -> None:
 
 
 def _begin(work: Callable[[], None]) -> Callable[[], object]:
+    """Run ``work`` in a thread; the returned function waits for its end."""
     is_over = _thread.allocate_lock()
     is_over.acquire()
 

@@ -152,9 +152,8 @@ def split_across_ranks(
 ) -> list[list[int]]:
     """Assign sequences to ``ranks`` by tokens, as evenly as whole trees allow; return indices per rank.
 
-    The longest tree is assigned first, always to the rank with the fewest tokens. The largest rank thus exceeds the
-    mean by less than one tree. A tree has at most a quarter of the mean; larger groups are split, and each rank that
-    gets a part computes the prompt.
+    The longest tree goes first, to the rank with the fewest tokens, so no rank exceeds the mean by a whole tree. A tree
+    has at most a quarter of the mean; larger groups are split, and each rank that gets a part computes the prompt.
     """
     fair = math.ceil(sum(map(len, _trees(sequences, sys.maxsize if share_prompts else 0))) / ranks)
     limit = min(tokens_per_microbatch, math.ceil(fair / 4)) if share_prompts else 0

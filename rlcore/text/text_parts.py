@@ -1,8 +1,8 @@
 """Token ids of a text that is written partly by a chat template and partly by people, encoded as one.
 
 SentencePiece tokenizers prepend a blank to each text, and others merge line ends. Only the whole text has the tokens
-that a model was trained on. Control tokens are recognized in the template's text only; in user text the same
-characters are plain text.
+that a model was trained on. Control tokens are recognized in the template's text only; in user text they are plain
+characters.
 """
 
 from __future__ import annotations

@@ -89,9 +89,8 @@ def _weighted(reward: WeightedReward) -> WeightedReward:
 def reward_probes(prompt: Prompt, *, prefill: str = "") -> list[RewardProbe]:
     """Return one right completion of ``prompt``, if its answer is known, and several wrong ones.
 
-    The right answer is the reference answer; wrong ones are an empty text, a sentence, the reference's number plus one,
-    and two answers that contain the right one: ``12 or 13`` and ``112`` for 12. If the chat template opens the thinking
-    (``prefill``), they close it first.
+    Wrong ones are an empty text, a sentence, the reference's number plus one, and two answers that contain the right
+    one: ``12 or 13`` and ``112`` for 12. If the chat template opens the thinking (``prefill``), they close it first.
     """
     answer = known_answer(prompt)
     texts = {} if answer is None else {_tagged(answer): True}
@@ -188,6 +187,7 @@ def _check_samples(reward: RewardFn, samples: Sequence[Rollout]) -> list[str]:
 
 
 def _finite(reward: RewardFn, samples: Sequence[Rollout]) -> list[float]:
+    """Return the scores, at least one and all finite; NaN for unscored completions."""
     scores = scores_of(reward, samples)
     values = [score.value for score in scores if score.value is not None]
     if not all(map(math.isfinite, values)):

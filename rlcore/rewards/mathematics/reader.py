@@ -2,8 +2,7 @@ r"""Parser of formulas from LaTeX or plain mathematics to trees. Nothing is eval
 
 The grammar is small and unambiguous: adjacent factors are multiplied (except ``1\frac{1}{2}``), ``e``, ``i`` and
 ``\pi`` are constants, ``f``, ``g``, ``F``, ``G`` and primed letters before a parenthesis are functions, and a subscript
-is part of the name. Sums, integrals and the like stay unevaluated. A text outside of the grammar raises
-:class:`FormulaError`.
+is part of the name. Sums, integrals and the like stay unevaluated.
 """
 
 from __future__ import annotations
