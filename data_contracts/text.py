@@ -48,7 +48,7 @@ def question_messages(messages: Sequence[Mapping[str, str]]) -> list[Mapping[str
     """Return the turns that make a conversation's question.
 
     System messages do not count: the same question under another instruction is the same question. Turns after the
-    user's last one (a demonstration's tool calls) belong to the answer.
+    user's last one belong to the answer.
     """
     last = max((place for place, turn in enumerate(messages) if turn["role"] == "user"), default=len(messages))
     return [turn for turn in messages[: last + 1] if turn["role"] != "system"]
@@ -118,13 +118,11 @@ def _piece(chunk: str, *, is_quoted: bool = False) -> str:
 
 
 def _without_lone(found: re.Match[str]) -> str:
-    """Remove runs of punctuation with blanks before them that follow a word of letters."""
     before = found.string[max(0, found.start() - 2) : found.start()]
     return "" if len(before) == 2 and before.isalpha() else found.group()
 
 
 def _parts(chunk: str) -> list[str]:
-    """Split into runs of letters, numbers with their points, and runs of other characters."""
     found = []
     for place, piece in enumerate(_NUMBER.split(chunk)):
         if place % 2:

@@ -220,11 +220,6 @@ def _tests(row: Row, name: str) -> list[dict[str, Any]]:
 
 
 def _unpacked(packed: str) -> str:
-    """Unpack a text.
-
-    Raises:
-        ValueError, zlib.error: it is no packed text, or too long.
-    """
     unpacker = zlib.decompressobj()
     data = unpacker.decompress(base64.b64decode(packed, validate=True), _MOST_BYTES)
     if not unpacker.eof:

@@ -218,7 +218,7 @@ def _value(name: str, value: Scalar, option: Option) -> Scalar:
 def with_other_columns(
     make: RowFn, without: Collection[str], extra: RowFn | None = None, *, asked: Collection[str] = ()
 ) -> RowFn:
-    """Return a function of source rows that adds ``columns`` and ``form`` to the rows of ``make``.
+    """Return a function of source rows that adds ``columns`` and ``form``.
 
     ``columns`` is a JSON object of the columns except ``without``, or ""; ``extra`` adds some to it. ``form`` is
     ``text`` for a question that the source has as a text of one turn, and else ``messages``. ``asked``: its columns,
@@ -243,11 +243,7 @@ def _form(made: Row, has_turns: bool) -> str:
 
 
 def _json(columns: dict[str, Any]) -> str:
-    """Return columns as JSON; bytes, which it does not have, are left out.
-
-    Raises:
-        RowError: they are longer than rewards may read.
-    """
+    """Return columns as JSON, without bytes, which it does not have."""
     kept = {name: value for name, value in columns.items() if not isinstance(value, bytes)}
     if not kept:
         return ""

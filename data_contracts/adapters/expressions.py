@@ -1,4 +1,4 @@
-"""Mappings of columns: their targets, and expressions that read a value of a row. They run no code of a row or preset.
+"""Mappings of columns: their targets, and expressions that read a value of a row. They run no code.
 
 problem                     the column
 extra_info.answer           a nested value; a number picks an item of a list: messages.0.content, answers.-1
@@ -123,7 +123,6 @@ def _template(written: str) -> Expression:
 
 
 def _text_in(value: object, path: str) -> str:
-    """Return a value within a text: a list of texts has one a line."""
     if value is None:
         return ""
     if isinstance(value, list) and all(isinstance(one, str) for one in value):

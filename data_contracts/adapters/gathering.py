@@ -1,6 +1,6 @@
 """Sources whose rows are parts of one example: answers to one prompt in several rows, messages of a tree.
 
-These need all rows at once, so such a source is limited to some millions of characters that memory holds.
+They need all rows at once, so a source is limited to some millions of characters.
 """
 
 from __future__ import annotations
@@ -110,7 +110,6 @@ def _lost(item: SourceRow, error: RowError) -> Quarantined:
 
 
 def _path_to(name: str, items: Mapping[str, SourceRow]) -> list[dict[str, str]] | None:
-    """Return the turns from the root of a tree to a message; None if one of them is not there."""
     turns: list[dict[str, str]] = []
     at: Any = name
     while at is not None:

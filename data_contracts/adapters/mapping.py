@@ -163,7 +163,6 @@ def _require_order(spec: Spec, row: Row) -> None:
 
 
 def _divided(spec: Spec, row: Row, first: str, second: str, *, is_sound: bool) -> tuple[Messages, str, str]:
-    """Return the question that two answers share, and both; ``is_sound``: a difference before the end is no error."""
     values = spec[first].read(row), spec[second].read(row)
     if "prompt" not in spec and all(isinstance(value, str) for value in values):
         before, *texts = divided(*values, _path(spec, first))
@@ -209,7 +208,6 @@ def _answered(spec: Spec, name: str, row: Row) -> dict[str, str]:
 
 
 def _require_choice(reference: str, question: str, path: str) -> None:
-    """Refuse the letter of a choice that a question with lettered choices does not have."""
     letters = _CHOICE.findall(question)
     if len(reference) == 1 and reference.isupper() and reference not in letters:
         raise RowValueError(path, f"is the choice {reference}, and the question has {', '.join(letters)}", reference)
@@ -244,7 +242,6 @@ def _text(spec: Spec, row: Row, target: str) -> str:
 
 
 def _name_of(value: Any) -> str:
-    """Return a value that names a winner as text: 1, 1.0, True and their texts are ``1``."""
     try:
         return number_text(number_of(value, ""))
     except RowError:

@@ -98,7 +98,6 @@ def _completion(task: str, entry: Entry, *, is_direct: bool) -> str:
 def _entries(
     rng: random.Random, num_train: int, num_eval: int, tasks: str, settings: Mapping[str, Any]
 ) -> list[tuple[str, str, str, Entry]]:
-    """Yield (id, task, split, entry), equally many of each task up to one."""
     names = [name.strip() for name in tasks.split(",") if name.strip()]
     if not names:
         raise ContractError("no task is named", where="options.tasks", fix="name generators: tasks = 'chain_sum,gcd'")
@@ -114,11 +113,6 @@ def _entries(
 
 
 def _refuse_a_constant(task: str, answers: Sequence[str]) -> None:
-    """Reject tasks that a constant answer solves.
-
-    Raises:
-        ContractError: one answer would solve nearly all of a task's problems.
-    """
     answer, count = Counter(answers).most_common(1)[0] if answers else ("", 0)
     if len(answers) >= _FEW and count > _MAX_SHARE * len(answers):
         raise ContractError(

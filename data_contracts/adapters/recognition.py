@@ -117,21 +117,18 @@ _SIDES = ("chosen", "rejected")
 
 
 def _guess(names: Sequence[str], usual: str) -> str:
-    """Return the column that is one of the words, or else the first that has one, the likeliest word first."""
     words, plain = usual.split(), {name: f"_{re.sub(r'[^a-z0-9]+', '_', name.casefold())}_" for name in names}
     exact = (name for word in words for name in names if plain[name] == f"_{word}_")
     return next(exact, next((name for word in words for name in names if f"_{word}_" in plain[name]), ""))
 
 
 def _are_prompts(values: Sequence[Any]) -> bool:
-    """Return True for texts or conversations that differ: no flags, names of tasks, or JSON of tests."""
     asked = [value for value in values if (isinstance(value, str) and value.strip()) or is_conversation(value)]
     num_different = len({json.dumps(value) for value in asked if str(value).lstrip()[:2] not in ('{"', '["')})
     return len(asked) > _FITS * len(values) and num_different > _VARIES * len(values)
 
 
 def _reference(columns: Mapping[str, Sequence[Any]], others: Collection[str], unusable: RowFilter) -> str:
-    """Return the column whose name suggests reference answers, and most of whose values may be some; "" else."""
     names = [name for name in columns if name not in others and name.partition(".")[0] not in others]
     return _guess([name for name in names if _are_references(columns[name], unusable)], _USUAL["reference"])
 
@@ -182,7 +179,6 @@ def _columns_of(adapter: str, kind: Kind) -> set[str]:
 
 
 def _columns(source: Source) -> dict[str, list[Any]]:
-    """Return the values of the first rows by column, those of objects by their keys."""
     found: dict[str, list[Any]] = {}
     for row in rows_of(head_of(source, ROWS)):
         for name, value in row.items():

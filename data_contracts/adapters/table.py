@@ -142,7 +142,6 @@ def declared_adapter(layout: Layout, name: str) -> Adapter:
 
 
 def _spent(layout: Layout) -> frozenset[str]:
-    """Return the columns of the question, and those that only other kinds of rows than prompts read."""
     specs = {kind: parse_columns(columns, kind) for kind, columns in layout.columns.items()}
     read = {
         kind: {target: {path.partition(".")[0] for path in each.columns} for target, each in spec.items()}

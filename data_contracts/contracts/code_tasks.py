@@ -9,8 +9,8 @@ The columns are those of ``prompts/v1``. ``reference`` is a JSON object:
                  stdin   {"input": "3 4\\n", "output": "7\\n"}: the whole program runs once for each
                  call    {"args": [3, 4], "output": 7}, with "kwargs" if needed: plain JSON values
                  assert  "assert add(3, 4) == 7": any Python, in which entry_point and ``candidate`` are the function
-    tolerance    of numbers in outputs, from 0 on; without it 1e-6 for an expected number with a point or an exponent,
-                 and none for an integer; not for "assert"
+    tolerance    of numbers in outputs, from 0 on: absolute, or relative to an expected number above 1; without it
+                 1e-6 for an expected number with a point or an exponent, and none for an integer; not for "assert"
     checker      Python with ``check(input, answer, output)``, true for a right answer, if a test has several;
                  ``input`` is the text or the list args, ``answer`` what was printed or returned; not for "assert"
     solution     a program that passes; optional: public datasets have tasks without
@@ -88,7 +88,6 @@ def broken_tests(references: Sequence[str], failures: Callable[[Sequence[Trial]]
 
 
 def _programs(task: dict[str, Any]) -> Iterator[tuple[str, bool, str]]:
-    """Yield the programs that must pass or fail the tests of a task, with the fault of the task if they do not."""
     yield stub(task), False, "a program that does nothing passes its tests"
     yield task.get("solution", ""), True, "its solution does not pass its tests"
     count = len(task["tests"])
@@ -106,7 +105,6 @@ def _constant(task: dict[str, Any], answer: str) -> str:
 
 
 def _first_answers(task: dict[str, Any]) -> Iterator[str]:
-    """Yield what a first test may expect, written in Python; a program that always gives another answer fails it."""
     first = task["tests"][0]
     try:
         yield from _asserted(task) if task["style"] == "assert" else (repr(first["output"]),)
@@ -115,7 +113,6 @@ def _first_answers(task: dict[str, Any]) -> Iterator[str]:
 
 
 def _asserted(task: dict[str, Any]) -> Iterator[str]:
-    """Yield the values that the first assertion compares a call of the function with, else True and False."""
     names = {task["entry_point"], "candidate"}
     nodes = (node for test in task["tests"] for node in ast.walk(ast.parse(test)))
     first = next((node for node in nodes if isinstance(node, ast.Assert) and _calls(node, names)), None)

@@ -76,7 +76,6 @@ def is_list_of_logprobs(value: Any) -> bool:
 
 
 def _without_calls(conversation: object) -> object:
-    """Return a conversation up to the first tool call after the user's last turn."""
     while isinstance(conversation, list) and len(conversation) > 2 and _is_call(conversation[-2:]):
         conversation = conversation[:-2]
     return conversation

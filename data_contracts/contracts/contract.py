@@ -2,8 +2,8 @@
 
 A fast path checks a frame first. pandera copies the frame and each column's schema and collects the failure cases while
 it checks: 0.1 s for 128 rows, which was a fourteenth of a small iteration of RL. Checking the same types and rules one
-by one costs a tenth. If the fast path does not accept the frame, pandera checks it again, and its report counts. Models
-have nothing but columns, their types, nulls and checks.
+by one costs a tenth. A frame that the fast path does not accept is checked by pandera, whose report counts. Models
+have only columns, types, nulls and checks.
 """
 
 from __future__ import annotations
@@ -90,7 +90,6 @@ def row_violations(rows: Sequence[Mapping[str, Any]], contract: Contract) -> lis
 
 
 def _suspects(frame: pd.DataFrame, model: type[pa.DataFrameModel]) -> NDArray[np.bool_] | None:
-    """Return a mask of the rows that break a rule, or None if types or nulls are wrong, or a check fails."""
     schema = model.to_schema()
     if not all(_has_type(frame[name], column) for name, column in schema.columns.items()):
         return None

@@ -143,8 +143,8 @@ def check_rollouts(frame: pd.DataFrame) -> None:
 def incomplete_groups(frame: pd.DataFrame) -> list[tuple[int, str]]:
     """Return (iteration, prompt_id) of the groups with a gap in their sample indices, or in an episode's branches.
 
-    A prompt may be drawn twice in an iteration, at the end of one epoch and the start of the next. Therefore no index
-    may occur more often than the index before it, and index 0 must exist.
+    A prompt may be drawn twice in an iteration, at the end of one epoch and the start of the next. So index 0 must
+    exist, and none may occur more often than the one before.
     """
     groups: defaultdict[tuple[int, str], Counter[int]] = defaultdict(Counter)
     episodes: defaultdict[tuple[int, str, int], Counter[int]] = defaultdict(Counter)

@@ -32,7 +32,7 @@ CONTRACT = Contract(name="search_corpus/v1", model=SearchCorpus, id_column="pass
 def read_corpus(path: Path) -> list[tuple[str, str]]:
     """Return (id, text) of every passage of a JSONL or Parquet file, in its order.
 
-    A corpus is read completely or not at all: a skipped line would be missing knowledge.
+    No line is skipped: it would be missing knowledge.
     Raises:
         ContractError: an unreadable file or line, a row that breaks the contract, or an id that occurs twice.
     """

@@ -7,7 +7,7 @@ Chance alone makes PSI positive, by about (bins - 1)(1/n + 1/m) with n and m row
 moved if a distance exceeds its threshold *and* the noise. A permutation test measures the noise: the values of both
 datasets are divided at random into two sets of the same sizes, assuming only that they were drawn independently. The
 distance must be among the largest of those. Values that come in documents count as fewer independent ones (the design
-effect of a sketch). Thus the threshold sets which distance matters, and ``chance`` how often equal data seem to move.
+effect of a sketch).
 
 Names beyond the 50 of a sketch are compared in hash buckets, whose total counts both sides know. Fewer rows are
 compared in fewer buckets, so that noise stays below the warning threshold.
@@ -182,7 +182,6 @@ def _level(distance: float, by_chance: float, warn: float, refuse: float) -> Lev
 
 
 def _aligned(accepted: Sketch, new: Sketch) -> tuple[Floats, Floats]:
-    """Return the counts of both in common bins: of the histogram, of names if both kept all, else buckets."""
     if accepted["kind"] == "histogram":
         return np.array(accepted["counts"], dtype=np.float64), np.array(new["counts"], dtype=np.float64)
     if not (accepted["others"] or new["others"]):
@@ -198,7 +197,7 @@ def _named(sketch: Sketch, names: list[str]) -> Floats:
 
 
 def _buckets(sketch: Sketch, *, kept_alone: bool = False) -> Floats:
-    """Return counts of all names by bucket [1,024], or of only those that the sketch has kept by name."""
+    """Return counts by bucket [1,024] of all names, or of only those kept by name."""
     if sketch["others"] and not kept_alone:
         return np.array(sketch["buckets"], dtype=np.float64)
     places = np.array([bucket_of(name) for name in sketch["counts"]], dtype=np.int64)

@@ -90,7 +90,6 @@ def bucket_of(name: str) -> int:
 
 
 def _weights(frame: pd.DataFrame) -> Floats:
-    """Return the weight of each row: the rows of a prompt have 1 together."""
     if "prompt_hash" not in frame.columns:
         return np.ones(len(frame))
     sizes = frame.groupby("prompt_hash")["prompt_hash"].transform("size")
@@ -160,7 +159,6 @@ def _categories(values: Sequence[object], weights: Floats, effect: Effect) -> Sk
 
 
 def _counts(places: NDArray[np.int64], weights: Floats, size: int) -> list[float]:
-    """Sum weights by bin, rounded to whole numbers if the weights allow it."""
     sums = np.bincount(places, weights=weights, minlength=size).astype(np.float64).round(_DECIMALS).tolist()
     return [int(count) if count.is_integer() else count for count in sums]
 
@@ -226,9 +224,8 @@ def design_effect(places: Places, weights: Floats) -> float:
     Neighboring blocks of 4 to 256 rows are compared. For independent values, Pearson's statistic of blocks against bins
     is about its degrees of freedom; documents multiply it by their number of values (overdispersion: McCullagh & Nelder
     1989, section 5.5). The largest significant factor of all lengths counts, and its excess over 1 counts half as much
-    again. Because only neighbors are compared, concatenated sources, or a file sorted by another column, hardly look
-    like documents. A column by which the file is sorted, or that changes fewer than 16 times, shows no documents; nor
-    do scattered ones.
+    again. Only neighbors are compared, so concatenated sources, or a file sorted by another column, hardly look like
+    documents. A column that sorts the file, or changes fewer than 16 times, shows none; nor do scattered ones.
     """
     steps, longest = np.diff(places), len(places) // (2 * _MIN_PAIRS)
     if np.count_nonzero(steps) < _MIN_CHANGES or (steps >= 0).all() or (steps <= 0).all():
@@ -239,10 +236,6 @@ def design_effect(places: Places, weights: Floats) -> float:
 
 
 def _overdispersion(length: int, places: Places, weights: Floats) -> float:
-    """Return Pearson's statistic of neighboring blocks against bins [N] over its degrees of freedom.
-
-    1 if the excess may be chance.
-    """
     whole = len(places) // (2 * length) * 2 * length
     places, weights, blocks = places[:whole], weights[:whole], np.arange(whole) // length
     pairs = blocks // 2

@@ -265,7 +265,6 @@ def _cycles(ledger: Ledger, sound: Rows) -> list[Flagged]:
 
 
 def _mixed(keys: Numbers, others: Numbers) -> Numbers:
-    """Combine two numbers, such as an answer and a prompt, into one."""
     mixed = (keys ^ (keys >> np.uint64(31))) * np.uint64(0x9E3779B97F4A7C15) + others
     return (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
 

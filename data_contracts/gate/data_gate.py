@@ -1,4 +1,4 @@
-"""Gate between any source and training: every row is accepted or quarantined, and both are counted.
+"""Gate between any source and training: every row is accepted or quarantined.
 
 A first scan of all rows keeps numbers, on which comparisons between rows are decided (``cross_row_checks.py``). Then
 the kept rows are read again for the snapshot; only a small source stays in memory.
@@ -194,7 +194,6 @@ def _result(rule: DatasetRule, outcome: RuleOutcome, details: RowSummaries) -> R
 
 
 def _apart_result(resolved: ResolvedRows) -> RuleResult:
-    """Report the number of training rows that resemble an evaluation prompt; a large number is a warning."""
     state, found = resolved.state, []
     if resolved.crowded:
         found.append(f"{resolved.crowded} prompts that are evaluated on are like many others: a template, and no leak")
@@ -218,7 +217,6 @@ def _has_too_many(counts: Counter[str], state: DatasetState, limits: GateLimits)
 
 
 def _num_refused(counts: Counter[str]) -> int:
-    """Return the number of rejected rows without those that say nothing, such as ties."""
     return sum(count for reason, count in counts.items() if not reason.startswith(LEFT_OUT))
 
 
@@ -261,8 +259,6 @@ class ScannedRows:
 
 @dataclass(kw_only=True)
 class _ScanStats:
-    """Counts and rejected rows that are collected while the ledger grows, by index in the stream."""
-
     listed: dict[int, tuple[Quarantined, bool]] = field(default_factory=dict)
     lost: list[Quarantined] = field(default_factory=list)
     lost_reasons: Counter[str] = field(default_factory=Counter)
@@ -353,7 +349,6 @@ class KeptRows:
         return self._train_digest.hexdigest()
 
     def sketches(self) -> dict[str, Sketch]:
-        """Return sketches of the columns; see :func:`rlcore.data_contracts.drift.sketches.sketch`."""
         return sketch(pd.concat(self._sketched, ignore_index=True)) if self._sketched else {}
 
     def overlap(self) -> RuleResult:

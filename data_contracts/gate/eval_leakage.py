@@ -125,7 +125,7 @@ def _in_history(ledger: Ledger, is_train: Mask, held_out: Rows, evaluated: Evalu
 
 
 def _near(ledger: Ledger, train: Rows, held_out: Rows, evaluated: Evaluated, tokens: Tokens) -> tuple[Rows, Rows, int]:
-    """Return different training prompts, the first held-out prompt that each nearly matches, and the skipped number."""
+    """Return training prompts, the first held-out prompt that each nearly matches, and the skipped number."""
     pairs = candidates(ledger.bands[train], _of_both(ledger.bands, evaluated.bands, held_out))
     rows, others = train[pairs.train], held_out[pairs.held_out]
     is_other = ledger.key[rows] != _of_both(ledger.key, evaluated.keys, others)
@@ -143,7 +143,6 @@ def _near(ledger: Ledger, train: Rows, held_out: Rows, evaluated: Evaluated, tok
 
 
 def _of_both(own: Column, foreign: Column, held_out: Rows) -> Column:
-    """Return a column's values at held-out prompts, of which external ones have negative indices."""
     values = np.empty((len(held_out), *own.shape[1:]), dtype=own.dtype)
     is_own = held_out >= 0
     values[is_own] = own[held_out[is_own]]
@@ -163,7 +162,6 @@ class SharedWords:
 
     @property
     def reason(self) -> str:
-        """Reason of rejected rows."""
         return f"shares {self.size} words in a row, or a whole shorter prompt, with a prompt that is evaluated on"
 
 
@@ -257,7 +255,7 @@ def _ngrams(words: Sequence[bytes], lengths: Sequence[int]) -> Iterator[tuple[in
 
 
 def _runs(length: int, known: dict[int, Numbers]) -> Numbers:
-    """Return the hashes of all runs of ``length`` words; those of shorter runs are ``known``, and added to."""
+    """Return the hashes of all runs of ``length`` words, which are added to ``known``."""
     if length not in known:
         first = 2 ** ((length - 1).bit_length() - 1)  # the largest power of two below
         begin, end = _runs(first, known), _runs(length - first, known)[first:]

@@ -1,8 +1,7 @@
 """Readers of JSON arrays, tables with a header, and Parquet files.
 
 A Parquet file of 1 kB can represent 20 GB of text. Texts stay dictionary-encoded until their rows are measured: a long
-text that a million rows share is in memory once. The caller quarantines a row beyond the limit of a JSONL line. The
-file's metadata of a row group is checked before reading.
+text that a million rows share is in memory once. The caller quarantines a row beyond the limit of a JSONL line.
 """
 
 from __future__ import annotations
@@ -232,7 +231,6 @@ def _columns(table: pq.ParquetFile) -> list[Any]:
 
 
 def _require_bounds(path: Path, described: pq.FileMetaData) -> list[int]:
-    """Check the average value of the longest column in each group."""
     found = []
     for place in range(described.num_row_groups):
         group = described.row_group(place)
@@ -251,7 +249,6 @@ def _require_bounds(path: Path, described: pq.FileMetaData) -> list[int]:
 
 
 def _sizes(column: pa.Array) -> NDArray[np.int64]:
-    """Return the bytes of each value [N], the sum of its parts; 8 for a number."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         entries = np.append(_sizes(column.dictionary), 0)  # the last is that of null

@@ -139,7 +139,6 @@ def _within(one: Sequence[str], other: Sequence[str], limit: int) -> bool:
 
 
 def _hash_of(token: str) -> bytes:
-    """Hash a word to 64 bits; the lowest one is 1 for a sign."""
     digest = int.from_bytes(hashlib.blake2b(token.encode(), digest_size=8).digest(), "little")
     return (digest & ~1 | is_sign_of_meaning(token)).to_bytes(8, "little")
 
@@ -150,7 +149,6 @@ def _mix(numbers: Numbers) -> Numbers:
 
 
 def _in_order(values: Numbers, counts: NDArray[np.bool_], starts: Rows, sizes: Rows) -> Numbers:
-    """Hash the counted values of each run, in their order."""
     passed = np.cumsum(counts, dtype=np.int64)
     ranks = passed - np.repeat(passed[starts] - counts[starts], sizes)
     return np.add.reduceat(np.where(counts, _mix(values + _STEP * ranks.astype(np.uint64)), 0), starts)

@@ -1,7 +1,7 @@
 """Strict reader: a source row per line or Parquet row. A bad line is quarantined, a bad file is an error.
 
 A source can be read repeatedly, never as a whole: ten million rows need no more memory than a few. Blank lines are not
-counted. Each other line is a row or a quarantined line.
+counted.
 """
 
 from __future__ import annotations
@@ -118,7 +118,6 @@ def _read_file(path: Path) -> Source:
 
 
 def _require_ending(path: Path, start: bytes) -> None:
-    """Reject a file that begins as another format than that of its ending does."""
     for magic, ending in _MAGIC.items():
         if start.startswith(magic) and path.suffix != ending:
             is_packed = ending in COMPRESSED

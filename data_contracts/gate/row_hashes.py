@@ -56,7 +56,6 @@ def hash_rows(batch: Batch, contract: Contract, terms: RowCheckConfig) -> tuple[
 
 
 def _hash_prompts(rows: Sequence[dict[str, Any]], terms: RowCheckConfig) -> dict[str, Column]:
-    """Return the columns of the conversation; rows that share one (the pairs of a set) process it once."""
     known: dict[tuple[str, ...], int] = {}
     found: list[_Prompt] = []
     places = np.empty(len(rows), dtype=np.int64)

@@ -1,9 +1,9 @@
 """Split of each prompt by its hash, never by row, so that no prompt is both trained on and evaluated on.
 
-A tenth of the prompts is held out, however many rows are asked for: these cut each side, and move no row to the other.
-Generators hold out a fixed tenth of all problems, for all seeds and kinds of rows, so that separately made datasets
-cannot leak into one another. Files hold out the tenth of their prompts with the smallest hashes. Prompts with the
-same question in different spellings are one prompt here, represented by the smallest hash.
+A tenth of the prompts is held out; the requested numbers cut each side, and move no row to the other. Generators hold
+out a fixed tenth of all problems, for all seeds and kinds of rows, so that separately made datasets cannot leak into
+one another. Files hold out the tenth of their prompts with the smallest hashes. Spellings of one question are one
+prompt, represented by the smallest hash.
 """
 
 from __future__ import annotations

@@ -84,7 +84,6 @@ class HeldStream(RowStream):
 
     @classmethod
     def of(cls, stream: RowStream) -> HeldStream:
-        """Return a stream that reads as another one."""
         return cls(source=stream.source, make=stream.make, system=stream.system)
 
     def batches(self, wanted: Wanted | None = None) -> Iterator[Batch]:
@@ -100,7 +99,6 @@ class HeldStream(RowStream):
 
 
 def _size(row: dict[str, Any]) -> int:
-    """Estimate the bytes of a row in memory."""
     turns = sum([_TURN_BYTES + len(turn["content"]) for turn in row["messages"]])
     return _ROW_BYTES + turns + sum([len(value) for value in row.values() if type(value) is str])
 

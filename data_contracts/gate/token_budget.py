@@ -90,7 +90,6 @@ def _encoded(
 
 
 def _of_each(lengths: Callable[[Sequence[Messages]], Sequence[int]], conversations: Sequence[Messages]) -> list[int]:
-    """Return the lengths of conversations, each of which is measured once: the pairs of a prompt share it."""
     numbers: dict[tuple[str, ...], int] = {}
     different: list[Messages] = []
     at: list[int] = []

@@ -2,7 +2,7 @@
 
 Agents' requests arrive in the thread of the HTTP server. They wait at the desk until :meth:`Gateway.serve`, in the
 caller's thread, has the engine answer all that wait at once. Sessions change under one lock; bodies are parsed and
-prompts are tokenized without, in threads of their own, one request of a session at a time.
+prompts tokenized without it, one request of a session at a time.
 """
 
 from __future__ import annotations

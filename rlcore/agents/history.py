@@ -14,9 +14,9 @@ request is no continuation. After an answer that a limit cut, a request is a roo
 Conversations are compared in a canonical form: arguments of calls as values, the assistant's messages without thoughts
 and surrounding whitespace, and each tool output with the position of its call instead of an id.
 
-Each answer that no other continues ends a sample. The sample with the last answer is the episode; the others are its
-branches. An answer that several samples share is trained in the first of them only. Above, if call 4 was answered last,
-the episode is 1, 2, 4. In its branch 1, 2, 5 the first two are read, not trained.
+Each answer that no other continues ends a sample: the last answer ends the episode, the others end its branches. An
+answer that samples share is trained in the first only. Above, if call 4 was answered last, the episode is 1, 2, 4. In
+its branch 1, 2, 5 the first two are read, not trained.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class Placement:
 
     Attributes:
         path: Answers from the root to the one that the request continues; empty for a root.
-        fork: Reason if it is not the next request of a single conversation, else "".
         digests: Digest of the tools, and of each beginning of the conversation.
         added: Token ids after the last answer; for a root, the whole prompt.
         text: Prompt as the chat template writes it, with marks for sampled answers.
@@ -192,7 +191,6 @@ def _canonical(turn: Turn, places: Mapping[str, str]) -> list[object]:
 
 
 def _difference(turns: Sequence[Turn], closest: Sequence[Turn], shared: int, *, is_root: bool) -> str:
-    """Return the first difference of a conversation from the closest known one, of which it shares turns."""
     if all(turn.role == "system" for turn in turns[:shared]) and is_root:
         return "another conversation"
     if shared == len(closest):
@@ -237,7 +235,6 @@ def episode_of(prompt: Prompt, nodes: Sequence[Node], *, is_cut: bool) -> Rollou
 
 
 def _sample(prompt: Prompt, leaf: Node, trained: Collection[int], nodes: Sequence[Node]) -> Rollout:
-    """Return the sample that ends with ``leaf``; ``trained``: answers that earlier samples train."""
     ids: list[int] = []
     logprobs: list[float] = []
     mask: list[bool] = []
@@ -262,7 +259,6 @@ def _sample(prompt: Prompt, leaf: Node, trained: Collection[int], nodes: Sequenc
 
 
 def _fork(leaf: Node, trained: Collection[int], nodes: Sequence[Node]) -> str:
-    """Return why a sample is one of its own: the reason of its first own answer, or of the one beside it."""
     first = next(node for node in leaf.path if id(node) not in trained)
     beside = [node for node in nodes if node.placement.parent is first.placement.parent and node is not first]
     return next((node.fork for node in [first, *beside] if node.fork), "another conversation")

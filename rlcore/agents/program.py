@@ -196,7 +196,6 @@ def _remove(folder: Path) -> None:
 
 
 def _readable(config: AgentConfig) -> tuple[str, ...]:
-    """Return the paths that a sandbox shows: programs, Python with its packages, and named ones."""
     python = (sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parent))
     own = (warden.__file__, *(word for word in config.command if Path(word).is_absolute()))
     known = dict.fromkeys((*_SYSTEM, *python))
@@ -209,8 +208,7 @@ class Ended:
     """End of an agent.
 
     Attributes:
-        code: Exit code, 128 + its number for a signal; None if the agent was ended or did not start.
-        output: End of its standard output and standard error.
+        code: Exit code, 128 + its number for a signal; None if it was ended or did not start.
         error: Reason if it was ended or did not start.
         is_late: True if it timed out.
     """

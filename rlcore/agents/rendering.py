@@ -196,7 +196,6 @@ class PromptRenderer:
         return others, assistant
 
     def _held(self, value: Any, *, is_own: bool = False) -> Any:
-        """Return a JSON value with a placeholder for each control token in its texts."""
         if isinstance(value, str):
             pattern = self._patterns[is_own]
             return pattern.sub(lambda found: f"\ue000{self._controls.index(found.group())}\ue001", value)
@@ -205,7 +204,6 @@ class PromptRenderer:
         return [self._held(each) for each in value] if isinstance(value, list) else value
 
     def _parts(self, text: str) -> list[Part]:
-        """Return a rendered text as parts: what was held is plain text again."""
         pieces = _HELD.split(text)
         return [
             Part(self._controls[int(piece)], "other") if number % 2 else Part(piece, "template")

@@ -36,7 +36,6 @@ class Limits:
     """Limits of an episode.
 
     Attributes:
-        max_calls: Answers of an episode.
         max_new_tokens: Tokens of a sample after its prompt.
         max_tokens: Tokens of a sample, prompt included.
         max_body_bytes: Size of a request.
@@ -78,7 +77,6 @@ class Record:
         rollout: The sample of the last answer, with its branches; None if the agent never got an answer.
         reward: Reward that the agent posted, or None.
         refused: First errors that the agent got.
-        error: Unexpected exception of the gateway, or "".
     """
 
     rollout: Rollout | None
@@ -362,7 +360,7 @@ class Session:
 
 
 def _turn(made: Rollout, placement: Placement, shared: Shared, *, seed: str) -> tuple[Turn, bool]:
-    """Return an answer as the agent sees it, and True if a call in it is malformed. A cut turn is not a call."""
+    """Return an answer as the agent sees it, and True if a call in it is malformed."""
     request, tokenizer, ids = placement.request, shared.renderer.tokenizer, made.completion_ids
     sampled = ids[:-1] if ids[-1] in tokenizer.eos_ids else ids
     spelled, unseen = tokenizer.spell(sampled), tokenizer.decode(sampled)[len(made.text) :]

@@ -71,7 +71,6 @@ def main(place: str, command: list[str]) -> None:
 
 
 def _become(command: list[str], prctl: ctypes._NamedFuncPointer, *, is_boxed: bool) -> None:
-    """Turn this process into the agent, in a session of its own, without input."""
     try:
         os.setsid()
         prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0)  # for the next file
@@ -158,7 +157,6 @@ def _watch(agent: int, *, is_boxed: bool) -> int:
 
 
 def _newest() -> int:
-    """Return the number of the newest process or thread of a sandbox."""
     with open("/proc/loadavg", encoding="ascii") as file:  # noqa: PTH123
         return int(file.read().split()[-1])
 
@@ -185,7 +183,7 @@ def _excess(*, is_quick: bool) -> str:
 
 
 def _kill_all() -> int:
-    """Kill and reap all processes below this one; return the number of those that are left."""
+    """Kill and reap all processes below this one; return the number of those left."""
     deadline = time.monotonic() + _KILL_SECONDS
     while _has_children():
         found = list(descendants(os.getpid()))

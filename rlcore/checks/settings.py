@@ -90,7 +90,6 @@ def require_disjoint(prompts: Sequence[Prompt], held_out: Sequence[Prompt]) -> N
 
 
 def _words_of(prompt: Prompt) -> tuple[tuple[str, str], ...] | str:
-    """Return a prompt's messages as words, or its id if it has only tokens."""
     return tuple((each.role, " ".join(each.content.casefold().split())) for each in prompt.messages) or prompt.prompt_id
 
 

@@ -249,7 +249,6 @@ def format_of(template: str, wanted: str = "template") -> CallFormat:
 
 
 def _json(text: str, start: int) -> tuple[Any, int]:
-    """Return the JSON value that begins at ``start``, and the position after the value; (None, end) if malformed."""
     try:
         return json_prefix(text, start)
     except ValueError:

@@ -146,7 +146,6 @@ def _are_kinds(value: object) -> bool:
 
 
 def _errors(schema: object, path: str, *, depth: int) -> Iterator[str]:
-    """Yield the errors of a schema and its subschemas that make calls uncheckable."""
     if isinstance(schema, bool):
         return
     if not isinstance(schema, Mapping):

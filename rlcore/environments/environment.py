@@ -5,15 +5,15 @@
         def guess(self, number: int) -> str: ...                     # a tool: its schema from hints and docstring
         def get_reward(self) -> float: ...                           # optional: the reward of the episode
 
-Methods may be ``async``. Every episode has its own instance. ``reset`` may take ``rng``, a seeded ``random.Random``: in
-``reset`` its numbers are equal for a whole group, which has one prompt; after that they differ by episode. An optional
-``close`` ends an episode. A class that finds its tools at run time has a static method ``tool_schemas``, which takes
-the options and returns the schemas by name, as chat templates take them (``McpServer``).
+Every episode has its own instance. ``reset`` may take ``rng``, a seeded ``random.Random``: in ``reset`` its
+numbers are equal for a whole group, which has one prompt; after that they differ by episode. An optional ``close`` ends
+an episode. A class that finds its tools at run time has a static method ``tool_schemas``, which takes the options and
+returns the schemas by name, as chat templates take them (``McpServer``).
 
 Errors of the policy are text for it (``CallError``, arguments that do not match). Errors of the environment, including
-timeouts, are a ``ToolFailure``, which fails the rollout. ``async`` methods wait concurrently; others run one after
-another in one thread. Once too many episodes of a batch have failed, no further call is made, because each could take
-its whole timeout.
+timeouts, are a ``ToolFailure``, which fails the rollout. Methods may be ``async`` and then wait concurrently; others
+run one after another in one thread. Once too many episodes have failed, no further call is made: each could take its
+whole timeout.
 """
 
 from __future__ import annotations
@@ -120,7 +120,6 @@ def wrap_environment(
 
 
 def _declared(described: Callable[..., Any], options: Mapping[str, Any], *, name: str, where: str) -> dict[str, Schema]:
-    """Return the tool schemas that a class, or its server, declares, checked for templates and calls."""
     try:
         declared = json.dumps(dict(described(**options)), ensure_ascii=False)
         declared.encode()
@@ -247,7 +246,6 @@ class EnvironmentPool:
         return float(value)
 
     def _ask(self, calls: Mapping[_Key, Callable[[], Any]], method: str, *, shown: bool = False) -> dict[_Key, Any]:
-        """Return the result of each call, as text if ``shown``; an error for the policy; or a failure."""
         found = {key: self._counted(self._guarded(method, self._deadline(method, call))) for key, call in calls.items()}
         waiting = {key: each for key, each in found.items() if inspect.isawaitable(each)}
         found |= self._finished(waiting, method) if waiting else {}

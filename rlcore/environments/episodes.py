@@ -93,8 +93,6 @@ class EpisodeSampler:
     ) -> list[list[Rollout | FailedRollout]]:
         """Return a group of episodes per prompt.
 
-        A failure of a tool makes a failed rollout; an error of the policy makes an error message.
-
         Raises:
             SamplingError: The engine is broken, a tool returned a wrong number of answers, the environment fails in
                 over a tenth of the episodes or begins those of a group differently, or the first turn has no room.
@@ -160,7 +158,6 @@ class EpisodeSampler:
     def _answer(
         self, live: Mapping[Key, Rollout], rooms: Sequence[int], environments: EnvironmentPool | None
     ) -> dict[Key, Rollout | FailedRollout]:
-        """Return the episodes whose last turn is a call, with its answer if there is room for the next turn."""
         calls = {key: call for key, episode in live.items() if (call := self._open_call(episode))}
         answered: dict[Key, Rollout | FailedRollout] = {}
         for key, outcome in self._run(calls, environments).items():
@@ -194,7 +191,6 @@ class EpisodeSampler:
         return {key: answers[key] for key in calls}
 
     def _reply(self, turn: str, call: ParsedCall, output: ToolOutput) -> tuple[Ids, ToolCall]:
-        """Return the token ids of a tool's output with the template around it, and the record of the call."""
         try:
             text = self._truncate(output.text)
             ids = self._frame.reply(text, call.call_id)

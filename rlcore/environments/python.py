@@ -20,7 +20,7 @@ _WITHOUT_WORDS = {
 class PythonTool:
     """Tool that runs each program in a new box, without state between calls.
 
-    Errors of a program are text for the policy (the last line of its traceback). A failure of the sandbox is a
+    Errors of a program are text for the policy (the last line of its traceback). A sandbox failure is a
     :class:`ToolFailure`.
     """
 

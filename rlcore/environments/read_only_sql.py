@@ -3,10 +3,9 @@
     database = ReadOnlyDatabase({"stock": (("id", "price"), [(481, 57), (482, 12)])})
     database.answer("SELECT price FROM stock WHERE id=481")    # "57"
 
-The file is read-only and unlinked: it disappears when closed. SQLite's authorizer allows a query to read the database's
-tables and to call deterministic functions: no ATTACH, PRAGMA, writes, transactions, extensions and clocks. Work is
-limited in steps of SQLite's virtual machine, not in seconds, so that a query has the same answer on every machine and
-after every resume.
+The file is read-only and unlinked. SQLite's authorizer allows a query to read the database's tables and to call
+deterministic functions: no ATTACH, PRAGMA, writes, transactions, extensions and clocks. Work is limited in steps of
+SQLite's virtual machine, not in seconds, so that every machine gives the same answer.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ class SqlLimits:
     """Limits of a query.
 
     Attributes:
-        rows: Maximum number of rows shown.
         steps: Maximum steps of SQLite's virtual machine.
         row_bytes: Maximum size of a row.
         characters: Maximum length of the query.

@@ -107,7 +107,6 @@ def _rendered(tokenizer: ChatTokenizer, output: str, tools: str) -> str:
 
 
 def _split_at_eos(tokenizer: ChatTokenizer, text: str) -> tuple[str, str]:
-    """Split a text at its last end of a turn, the assistant's. Return that mark and the rest."""
     marks = tokenizer.hf_tokenizer.convert_ids_to_tokens(list(tokenizer.eos_ids))
     position, mark = max((text.rfind(mark), mark) for mark in marks)
     return (mark, text[position + len(mark) :]) if position >= 0 else ("", text)

@@ -5,8 +5,8 @@ An answer is marked by ``\boxed{...}`` (also ``\box``, ``\fbox``), by ``#### ...
 template writes ``<think>`` before each completion (its prefill), there is no answer before ``</think>``.
 
 The last number of running text has its sign, unit, percent sign, and the formula or list that contains it, because a
-part of an expression is not an answer: of ``5 - 3``, ``12:30``, ``(2, 3)`` and ``3\sqrt2`` the whole is returned. There
-is none if the text denies the number (``not 7``, ``at least 7``, ``half of 7``).
+part of an expression is not an answer: of ``5 - 3`` or ``3\sqrt2`` the whole is returned. There is none if the text
+denies the number (``not 7``, ``at least 7``, ``half of 7``).
 """
 
 from __future__ import annotations
@@ -98,9 +98,9 @@ _PERCENT = re.compile(r"[\s}]*(?:\$|\\[)\]])?\s*(?:\\?%|(?:per ?cent|pct)\b)")
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """Marked answer: the kind and position of its marker, and the position ``inner`` of its content.
+    """Marked answer; ``inner`` is the position of its content.
 
-    It has positions because the contents of deeply nested boxes together are quadratic in the length of the text.
+    Positions, because the contents of deeply nested boxes together are quadratic in the length of the text.
     """
 
     kind: str
@@ -193,7 +193,7 @@ def clean(answer: str) -> str:
 def extract_stated(answer: str) -> str:
     """Return the value that a text states: 18 for ``The answer is 18``, ``Total: 18`` and ``x = 18``.
 
-    Other texts are returned unchanged, also questions, negations, and functions of the wanted value (``log x = 18``).
+    Other texts are unchanged, also questions, negations and functions of the wanted value (``log x = 18``).
     """
     han = _HAN_LEAD.match(answer)
     if han is not None and not _NO_HAN_LEAD.search(han.group()):
@@ -252,7 +252,6 @@ def is_left_open(text: str) -> bool:
 
 
 def _row_of_boxes(text: str, found: Sequence[Marked]) -> list[str]:
-    """Return the contents of the last adjacent boxes, separated only by commas, ``and`` and a few words."""
     row = [found[-1]]
     for marked in found[-2::-1]:
         between = text[marked.end : row[0].start]
@@ -266,7 +265,6 @@ def _row_of_boxes(text: str, found: Sequence[Marked]) -> list[str]:
 
 
 def _boxes(text: str) -> Iterator[Marked]:
-    """Yield balanced boxes, in closing order; unbalanced boxes are ignored."""
     open_braces: list[tuple[int, int] | None] = []
     for match in _BRACES.finditer(text):
         token = match.group()
@@ -375,7 +373,6 @@ def _trailing(run: str) -> str:
 
 
 def _bare(run: str) -> str:
-    """Return a run without surrounding blanks, stops, bullets and unpaired brackets."""
     run = _unstopped(run)
     if re.match(r"- +[0-9.]", run):  # a dash or the bullet of a list
         run = run[1:].strip()
@@ -394,7 +391,6 @@ def _unstopped(run: str) -> str:
 
 
 def _suffix(run: str, rest: str) -> str:
-    """Return the suffix that belongs to the number: a multiple, a percent sign, a known unit, a variable."""
     found, rest = "", rest.replace("$", "")
     if _ORDINAL.match(rest) or _AREA.match(rest):
         return ""

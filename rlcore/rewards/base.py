@@ -18,7 +18,7 @@ MAX_ERRORS = 0.1
 
 
 class RewardFn(Protocol):
-    """Grader of a batch of rollouts: one :class:`Score` each, in their order, with ``terms == {name: value}``.
+    """Grader of rollouts: one :class:`Score` each, in order, with ``terms == {name: value}``.
 
     A wrong or unparsable answer has a value. A failure of the grader is ``Score(value=None, error=...)``.
     """
@@ -82,7 +82,7 @@ def check_error_rate(scores: Sequence[Score], *, max_rate: float = MAX_ERRORS) -
 def score_all(
     prepared: Sequence[Score | Mapping[str, Any]], pool: GraderPool, to_score: Callable[[Any], Score]
 ) -> list[Score]:
-    """Return the scores that are known already, and for each request its graded value or error.
+    """Return the scores that are known already, and grade the requests.
 
     An answer that makes its grader fail is wrong, because a policy could otherwise choose to have no score.
     """

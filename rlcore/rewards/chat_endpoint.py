@@ -62,7 +62,7 @@ class ChatEndpoint:
     def complete(self, body: Mapping[str, Any]) -> Reply:
         """Return the server's reply. A server without ``max_completion_tokens`` is sent ``max_tokens``.
 
-        A server that rejects ``temperature`` or ``seed`` (reasoning models) is sent the request without them.
+        A server that rejects ``temperature`` or ``seed`` (reasoning models) is asked without them.
 
         Raises:
             EndpointError: The request was refused, too slow, or got no chat completion, after all retries.
@@ -157,7 +157,6 @@ def _end(client: httpx.AsyncClient, loop: asyncio.AbstractEventLoop, thread: thr
 
 
 def _name(error: BaseException) -> str:
-    """Return the type of the root cause, which the client wraps: ``ConnectionRefusedError``."""
     name, cause = type(error).__name__, error.__cause__ or error.__context__
     while cause is not None:
         name = type(cause).__name__ if isinstance(cause, OSError) else name
@@ -166,7 +165,6 @@ def _name(error: BaseException) -> str:
 
 
 def _retry_after(headers: httpx.Headers) -> float:
-    """Return the seconds of a ``Retry-After`` header; 0 for a date, or if it is missing or malformed."""
     received = headers.get("retry-after", "").strip()
     return float(received) if re.fullmatch(r"[0-9]{1,8}(?:\.[0-9]{1,6})?", received) else 0.0
 

@@ -46,7 +46,7 @@ class CodeOptions:
 class CodeReward:
     """1.0 for a program (:func:`find_program`) that passes all tests, else 0.0, or with ``share`` a fraction.
 
-    ``rollout.prompt.reference`` is the JSON of :mod:`rlcore.sandbox.suite`. If the sandbox fails, not the program, the
+    ``rollout.prompt.reference`` is the JSON of ``code_tasks/v1``. If the sandbox fails, not the program, the
     rollout is unscored.
     """
 
@@ -68,7 +68,6 @@ class CodeReward:
         return [self._score(item, outcomes[item]) if isinstance(item, Job) else item for item in prepared]
 
     def close(self) -> None:
-        """Stop the processes of the sandbox."""
         self._pool.close()
 
     def _prepare(self, rollout: Rollout) -> Job | Score:
@@ -102,7 +101,7 @@ def _passed_by_a_constant(reference: str) -> int:
 
 
 def find_program(text: str) -> str | None:
-    """Return the program of a completion: its last closed fenced block of Python after the thinking.
+    """Return the program of a completion: its last closed Python block after the thinking.
 
     A block without a language counts only if no fence names Python. Without fences, the program is the content of
     ``<answer>``, else the whole text (of a base model that continues a prompt).
@@ -136,7 +135,6 @@ def _fenced(text: str) -> str | None:
 
 
 def _closes(fence: re.Match[str], opened: re.Match[str]) -> bool:
-    """Return True if a fence closes the open one as in Markdown: same character, no fewer, little more indented."""
     is_same = fence["mark"].startswith(opened["mark"]) and not fence["info"].strip()
     return is_same and len(fence["indent"]) <= len(opened["indent"]) + 3
 

@@ -31,7 +31,6 @@ class FormatOptions:
         tags: Names in their order (``"plan, solution"``).
         pattern: Regular expression of the whole completion.
         example: Completion that matches ``pattern``, as the policy must write it.
-        timeout_seconds: Time limit for matching one completion.
     """
 
     style: Literal["boxed", "answer_tag", "hashes", "think_answer", "tags", "regex"]
@@ -53,7 +52,6 @@ class FormatOptions:
 
     @property
     def tag_names(self) -> tuple[str, ...]:
-        """Tags of the styles that consist of tags."""
         if self.style == "think_answer":
             return ("think", "answer")
         return tuple(name.strip() for name in self.tags.split(",")) if self.tags else ()
@@ -86,7 +84,6 @@ class FormatReward:
         return end + marked, ("", f"{end}7")
 
     def close(self) -> None:
-        """Stop the process that matches the pattern."""
         self._pool.close()
 
     def _prepare(self, text: str) -> Score | dict[str, str]:
@@ -123,7 +120,6 @@ def has_format(text: str, options: FormatOptions, *, prefill: str = "") -> bool:
 
 
 def _is_tagged(text: str, names: Sequence[str]) -> bool:
-    """Return True if each tag occurs once, in this order, non-empty and adjacent; the first opening may be missing."""
     tags = [tag for name in names for tag in (f"<{name}>", f"</{name}>")]
     for index, name in enumerate(names):
         if index and not text.startswith(f"<{name}>"):

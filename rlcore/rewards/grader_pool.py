@@ -1,7 +1,7 @@
 r"""Grading in killable processes, the only timeout that works for C code in any thread.
 
-A ``\\boxed{9^{9^9}}`` keeps the interpreter's lock inside one C power: neither a thread nor an alarm can interrupt it.
-The kernel ends the worker when a request has used its CPU time; see :mod:`rlcore.rewards.grader_process`.
+A ``\\boxed{9^{9^9}}`` keeps the interpreter's lock inside one C power, which no thread or alarm can interrupt. The
+kernel ends the worker when a request has used its CPU time; see :mod:`rlcore.rewards.grader_process`.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class _Job:
 
 
 class GraderPool:
-    """Set of worker processes that run one of ``GRADERS``, started at the first request, one batch at a time.
+    """Worker processes for one of ``GRADERS``, started at the first request; one batch at a time.
 
     Every request has ``timeout_seconds`` of CPU time; then its worker is killed and replaced. A worker that uses none
-    for a minute is replaced too, which is not an error of the request. Thread-safe. The processes end with
-    :meth:`close`, the ``with`` block, garbage collection of the pool, or this process.
+    for a minute is replaced without an error. Thread-safe. The processes end with :meth:`close`, the ``with`` block,
+    garbage collection of the pool, or this process.
     """
 
     def __init__(self, grader: str, *, timeout_seconds: float, num_workers: int) -> None:
@@ -147,7 +147,7 @@ class _ForkServer:
         return _Worker(int(pid), Connection(near_end.detach()))
 
     def kill(self, worker: _Worker) -> int:
-        """Kill a worker and return the number of the signal that ended it, which may have been sent earlier."""
+        """Kill a worker and return the number of the signal that ended it, perhaps an earlier one."""
         self._control.sendall(f"kill {worker.pid}".encode())
         number = int(self._receive())
         worker.connection.close()
@@ -181,7 +181,6 @@ class _Batch:
         self._busy: dict[Connection, _Job] = {}
 
     def run(self, requests: Sequence[bytes], outcomes: dict[bytes, Outcome]) -> None:
-        """Fill ``outcomes``, including requests graded before an exception."""
         idle, pending = list(self._workers), deque(requests)
         while pending or self._busy:
             while idle and pending:

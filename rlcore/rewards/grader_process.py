@@ -2,11 +2,11 @@
 
 Run as ``python -m rlcore.rewards.grader_process CONTROL_FD GRADER MEMORY_BYTES SECONDS``. Over the control socket the
 caller sends ``fork`` (with the worker's end of a connection), answered by the pid, or ``kill PID``, answered by the
-signal that ended it. When the caller ends in any way, the socket closes and every worker is killed.
+signal that ended it. When the caller ends, the socket closes and every worker is killed.
 
-Forking takes milliseconds, a fresh start seconds, and a parent that reaps its own children cannot kill a recycled pid.
-A request has SECONDS of CPU time; then the kernel ends its worker by SIGPROF, even in C code. A busy machine therefore
-does not change any score.
+Forking takes milliseconds, a fresh start seconds, and a parent that reaps its children kills no recycled pid. A request
+has SECONDS of CPU time; then the kernel ends its worker by SIGPROF, even in C code. Thus a busy machine changes no
+score.
 """
 
 from __future__ import annotations
@@ -133,7 +133,6 @@ def _reply(grade: Grade, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _kill(pid: int) -> int:
-    """Kill a worker and return the number of the signal that ended it; 0 if it exited."""
     os.kill(pid, signal.SIGKILL)  # an unreaped child keeps its pid, so no other process is killed
     return os.WTERMSIG(os.waitpid(pid, 0)[1])
 

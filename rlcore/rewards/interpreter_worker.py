@@ -70,7 +70,6 @@ def _source_folder(found: metadata.Distribution) -> Path | None:
 
 
 def _digest(folder: Path) -> str:
-    """Return a digest of the visible files of a folder, without virtual environments and compiled code."""
     total = hashlib.sha256()
     for base, folders, files in os.walk(str(folder)):
         folders[:] = sorted(
@@ -104,7 +103,6 @@ def _reply(function: Callable[..., Any], arguments: dict[str, Any], loop: asynci
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with arrays and numbers of numpy or torch as Python's; what JSON cannot represent, as its type."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, (list, tuple)):
@@ -117,7 +115,6 @@ def _text(error: BaseException) -> str:
 
 
 def _place(error: BaseException, function: Callable[..., Any] | None) -> str:
-    """Return the line that raised, and that of the function's file if it is another."""
     frames = traceback.extract_tb(error.__traceback__)[1:]
     own = getattr(getattr(function, "__code__", None), "co_filename", "")
     lines = [each for each in frames if each.filename == own][-1:] + frames[-1:]

@@ -1,8 +1,8 @@
 """Language model as a judge, behind any server with the OpenAI protocol (``POST /chat/completions``).
 
-The completion is untrusted text that may try to get a good rating. It is placed between two fences with a nonce from a
-hash of the completion, which it cannot know, so it cannot close a fence. The rating must carry the same nonce, so text
-that the judge repeats is not a rating. Control words of chat formats are neutralized.
+The completion is untrusted text that may try to get a good rating. It stands between two fences with a nonce from its
+hash, which it cannot know, so it cannot close a fence. The rating must carry the same nonce, so text that the judge
+repeats is not a rating. Control words of chat formats are neutralized.
 """
 
 from __future__ import annotations
@@ -55,7 +55,6 @@ class EndpointOptions:
 
     Attributes:
         template: File that replaces the default prompt.
-        retries: Number of retries of a failed request.
         api_key_env: Environment variable with the key, which is never stored.
         structured_output: Use vLLM's structured output to allow nothing but the rating, for models that do not keep to
             a form or reason first.
@@ -151,7 +150,6 @@ class JudgeReward:
         return [self._score(digest, failed, used) for digest in digests]
 
     def close(self) -> None:
-        """Close the connections to the server."""
         self._endpoint.close()
 
     def _score(self, digest: str, failed: Mapping[str, str], used: Mapping[str, float]) -> Score:
@@ -161,7 +159,7 @@ class JudgeReward:
         return replace(score, terms={**score.terms, **used})
 
     def _per_rating(self, num_ratings: int) -> dict[str, float]:
-        """Return the tokens since the last rating, divided by the ratings of this batch; kept if there are none."""
+        """Return the tokens since the last rating per rating of this batch; kept if there are none."""
         with self._lock:
             if not num_ratings:
                 return {}

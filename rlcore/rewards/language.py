@@ -1,7 +1,7 @@
 """Reward of the language of a completion, by the script of its letters and by its words.
 
-Words are checked by lists of the most common ones of a few languages. They distinguish no other languages of one script
-(Finnish and Turkish), no dialects, and no code from prose. Digits and LaTeX commands do not count.
+Words are checked by lists of the most common ones of a few languages. They distinguish no other languages of one
+script, no dialects, and no code from prose. Digits and LaTeX commands do not count.
 """
 
 from __future__ import annotations
@@ -116,7 +116,6 @@ def _scripts_of_question(rollout: Rollout) -> frozenset[str] | None:
 
 
 def _is_other_language(words: Sequence[str], language: str) -> bool:
-    """Return True if another language's common words are more frequent than those of ``language``."""
     if language not in STOP_WORDS:
         return False
     counts = Counter(words)

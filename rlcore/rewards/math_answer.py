@@ -1,7 +1,7 @@
 """Reward for an answer equal to the reference, by the rules of ``docs/rewards.md``.
 
-They are strict, because a policy exploits every loose one. Plain numbers and words are compared here, everything else
-by its stated values (:mod:`rlcore.rewards.math_verifier`) in a process with a timeout.
+They are strict, because a policy exploits every loose one. Plain numbers and words are compared here, all else by
+:mod:`rlcore.rewards.math_verifier` in a process with a timeout.
 """
 
 from __future__ import annotations
@@ -109,7 +109,6 @@ class MathReward:
         return [_best([next(scores) for _ in answers]) for answers in accepted]
 
     def close(self) -> None:
-        """Stop the grader processes."""
         self._pool.close()
 
     def _prepare(self, rollout: Rollout) -> Score | dict[str, Any]:
@@ -131,7 +130,6 @@ class MathReward:
 
 
 def _usable(answers: list[str]) -> list[str]:
-    """Return the accepted answers that can be compared with; one if there are none, for its error."""
     return [each for each in answers if not plain_error(each)] or answers[:1]
 
 
@@ -186,7 +184,6 @@ def _is_in_words(reference: str) -> bool:
 
 
 def _is_word(text: str) -> bool:
-    """Return True for a text that is neither mathematics nor a choice: ``Paris``, ``No``."""
     return (len(text) >= _MIN_WORD or _SHORT_WORD.fullmatch(text) is not None) and not _CHOICES.fullmatch(text)
 
 
@@ -221,7 +218,6 @@ def _is_restated(answer: str, reference: str, problem: str) -> bool:
 
 
 def _is_item(answer: str, problem: str) -> bool:
-    """Return True if an answer is one of several values that the problem lists."""
     text = _respelt(problem)
     found = _occurrences("".join(_respelt(answer).split()), text)
     return any(
@@ -244,7 +240,6 @@ def _respelt(text: str) -> str:
 
 
 def _as_plain(answer: str) -> str:
-    r"""Remove decoration from a number: ``(5)``, ``\\mathbf{5}``, ``- 5``, ``\\$-5``, ``5cm``."""
     text = re.sub(r"\\displaystyle|\\[,;:! ]+$", "", answer).strip()
     for _ in range(_MAX_WRAPS):
         inside = _WRAPPED.fullmatch(text)
@@ -318,12 +313,10 @@ def is_unevaluated(answer: str, reference: str) -> bool:
 
 
 def _sort_of(operation: str) -> str:
-    r"""Return the class of an operation: ``\\binom`` counts as ``!``, which can replace it."""
     return "!" if operation.endswith("binom") else "mod" if operation.endswith("mod") else operation
 
 
 def _sorts_of_functions(text: str) -> set[str]:
-    """Return the classes of functions: ``log``, ``exp``, ``sin`` for trigonometric ones, ``arc`` for their inverses."""
     found = {name.strip("\\") for name in _CALL.findall(_INVERSE.sub("arc", text))}
     return {
         "log" if name in ("log", "ln", "lg") else "exp" if name == "exp" else "arc" if name[0] == "a" else "sin"

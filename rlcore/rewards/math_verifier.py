@@ -1,7 +1,6 @@
 """Equality of the values that two texts state, by structure and exact values. Runs in a grader process.
 
-See :mod:`rlcore.rewards.mathematics.reading` for the grammar, :mod:`rlcore.rewards.mathematics.exact_values` for the
-comparison of values, and ``docs/rewards.md`` for the policy.
+See ``docs/rewards.md`` for the policy.
 """
 
 from __future__ import annotations
@@ -56,7 +55,6 @@ def grade(request: dict[str, Any]) -> bool | str:
 
 @lru_cache(maxsize=512)
 def _error_of(text: str) -> str:
-    """Return why an answer equal to the reference would not be correct; empty if it would."""
     reference = read(text, is_reference=True)
     if isinstance(reference, Text) and len(text) > _MAX_TEXT and "\\" in text:
         return f"is {text[:40]!r}, which is not a readable formula, and too long to be repeated"

@@ -45,7 +45,7 @@ class WeightedReward:
     Turn rewards are weighted likewise. If a term is below its gate, the total is that gate's ``below_gate``; the first
     closed gate counts, also if a later term is unscored. If a term is otherwise unscored or NaN, so is the total,
     because a sum over other terms would be another reward. An exception inside a term leaves the whole batch unscored.
-    Without any term, every total is 0. Use it in a ``with`` block to stop the processes of its terms.
+    Without any term, every total is 0. A ``with`` block stops the processes of its terms.
     """
 
     name = "mix"
@@ -73,11 +73,9 @@ class WeightedReward:
 
     @property
     def terms(self) -> tuple[WeightedTerm, ...]:
-        """Terms in the order of the configuration."""
         return self._terms
 
     def close(self) -> None:
-        """Stop the processes of the terms."""
         for term in self._terms:
             if isinstance(term.reward, Closeable):
                 term.reward.close()
@@ -111,7 +109,6 @@ class WeightedReward:
 
 
 def _column(term: WeightedTerm, rollouts: Sequence[Rollout]) -> list[Score | None]:
-    """Return the term's score of each rollout; None if it does not apply to the data set."""
     indices = [index for index, rollout in enumerate(rollouts) if term.applies_to(rollout.prompt)]
     column: list[Score | None] = [None] * len(rollouts)
     found = scores_of(term.reward, [rollouts[place] for place in indices]) if indices else []

@@ -1,7 +1,7 @@
 """Function of a module that another interpreter imports, for packages that cannot be installed next to rlcore.
 
-The process begins at the first call. A guard ends it with all of its children when this process ends in any way. Its
-environment has no secrets, and what it prints is read and dropped, except the last lines for the message of a crash.
+The process begins at the first call. A guard ends it and its children when this process ends. Its environment has no
+secrets, and what it prints is read and dropped, except the last lines for the message of a crash.
 """
 
 from __future__ import annotations
@@ -41,10 +41,7 @@ class FunctionError(Exception):
 
 
 class OtherFunction:
-    """Callable that calls ``module:function`` of ``kind`` in the interpreter ``python``, by keyword arguments.
-
-    Its signature is that of the function.
-    """
+    """Callable, with the signature of ``module:function``, that calls it in the interpreter ``python``."""
 
     def __init__(self, kind: str, python: str, path: str) -> None:
         """Read the signature.
@@ -67,7 +64,7 @@ class OtherFunction:
         self._process: _Process | None = None
 
     def __call__(self, **arguments: Any) -> Any:
-        """Return the values of the function.
+        """Call the function.
 
         Raises:
             FunctionError: It raised.

@@ -3,8 +3,8 @@
     def briefer(pairs: Sequence[Pair]) -> list[float | None]:
         return [0.5 + 0.5 * ((len(p.second) > len(p.first)) - (len(p.second) < len(p.first))) for p in pairs]
 
-For each pair a function returns 1 if the first answer is better, 0 if the second is, 0.5 for a tie, None if it cannot
-decide. A judge that fails, refuses or is too slow leaves pairs unjudged, which is not a loss.
+A function returns 1 if the first answer is better, 0 if the second is, 0.5 for a tie, None if it cannot decide. A judge
+that fails, refuses or is too slow leaves pairs unjudged, which is not a loss.
 """
 
 from __future__ import annotations
@@ -78,7 +78,6 @@ class BothOrders:
     """Pair judged in both orders.
 
     Attributes:
-        forward: Judgement of the pair.
         backward: Judgement of the swapped pair, with its value for the original order.
         was_judged: False if both answers are equal text, which is a tie without a judge.
     """

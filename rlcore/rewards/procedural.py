@@ -52,7 +52,6 @@ class ProceduralReward:
         return score_all([self._prepare(rollout) for rollout in rollouts], self._pool, self._score)
 
     def close(self) -> None:
-        """Stop the grader processes."""
         self._pool.close()
 
     def _prepare(self, rollout: Rollout) -> Score | dict[str, Any]:

@@ -70,7 +70,6 @@ def _plain_error(reference: str) -> str:
 
 
 def _form_error(written: str) -> str:
-    """Return why no answer has the form of a reference: truncated, several parts, too long."""
     if len(written) > MAX_ANSWER_CHARACTERS:
         return f"has more than {MAX_ANSWER_CHARACTERS:,} characters, the limit of an answer"
     braces = _BRACE.findall(written)

@@ -85,7 +85,7 @@ FUNCTIONS = choices("rewards.kind", {"function": import_function})
 
 
 def build_rewards(terms: Sequence[RewardTerm], *, resources: RewardResources) -> WeightedReward:
-    """Build the weighted sum of ``terms`` with their gates. Use it in a ``with`` block, which stops its processes.
+    """Build the weighted sum of ``terms`` with their gates. A ``with`` block stops its processes.
 
     Raises:
         ConfigError: No term, an unknown kind or option, a function that cannot be imported, or a duplicate name.
@@ -144,7 +144,7 @@ _KEEP_ONE = "keep one and add the weights, or give them different data"
 
 
 def _overlap(one: Collection[str], other: Collection[str]) -> bool:
-    """Return True if a data set is in both; an empty collection means all data sets."""
+    """An empty collection means all data sets."""
     return not one or not other or bool(set(one) & set(other))
 
 

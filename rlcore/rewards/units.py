@@ -1,7 +1,5 @@
 r"""Units after a number: which may be omitted (``18 dollars``, ``5\text{ cm}^2``, ``90^\circ``) and which not.
 
-Plain numbers are exact: integers, decimals, ``1e3``, fractions, percentages. No floats, no sympy.
-
 Words that change the value are not units. ``percent`` becomes a percent sign. ``million``, ``dozen`` and similar words
 multiply, so ``5 million`` is 5000000. ``half`` and ``third`` stay words. Units of one kind are compared: ``5 km`` is
 not ``5 m``.
@@ -180,7 +178,6 @@ def parse_quantity(text: str) -> PlainNumber | None:
 
 
 def _in_units(written: str, unit: str) -> PlainNumber | None:
-    """Parse a number with words: those that multiply come first, then the unit."""
     number, words = parse_number(written), _WORD.findall(unit)
     if number is None or _NO_UNIT.search(unit) or (number.is_percent and _SCALES & set(words)):
         return None
@@ -190,7 +187,6 @@ def _in_units(written: str, unit: str) -> PlainNumber | None:
 
 
 def _in_han(written: str, unit: str) -> PlainNumber | None:
-    """Parse a number with a Chinese, Japanese or Korean word: multiples, then a known unit."""
     number = parse_number(written)
     while number is not None and unit and unit.split("/")[0] not in _UNITS and unit[0] in _HAN_MULTIPLES:
         number, unit = replace(number, value=number.value * _HAN_MULTIPLES[unit[0]]), unit[1:]
@@ -291,7 +287,6 @@ def _scientific(text: str) -> Fraction | None:
 
 
 def _power_of_ten(text: str) -> Fraction | None:
-    """Parse ``10^{3}`` as 1000."""
     match = _TEN.fullmatch(text)
     if match is None:
         return None

@@ -167,7 +167,6 @@ def plain_numbers(value: Any) -> Any:
 
 
 def _file_of(function: Callable[..., Any]) -> str:
-    """Return the file that defines a function, or the class of a callable object; empty if unknown."""
     inner = inspect.unwrap(function.func if isinstance(function, partial) else function)
     code = getattr(inner, "__code__", None) or getattr(type(inner).__call__, "__code__", None)
     return code.co_filename if code else ""
@@ -272,7 +271,6 @@ def _check_options(function: Callable[..., Any], term: RewardTerm, path: str, gi
 
 
 def _require_named(parameters: Mapping[str, inspect.Parameter], term: RewardTerm, path: str) -> None:
-    """Require that a function with TRL's parameters, which are passed by name, takes every option."""
     if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
         return
     if unknown := [name for name in term.options if name not in parameters]:
@@ -369,7 +367,6 @@ def _given(rollouts: Sequence[Rollout]) -> dict[str, list[Any]]:
 
 
 def _columns(rollouts: Sequence[Rollout], *, wanted: set[str]) -> dict[str, list[Any]]:
-    """Return the columns of all rows, null where a row has none, and those of a prompt that the function names."""
     rows = [rollout.row for rollout in rollouts]
     names = dict.fromkeys(name for row in rows for name in row)
     own = {each: [getattr(rollout.prompt, each) for rollout in rollouts] for each in _OF_PROMPT if each in wanted}

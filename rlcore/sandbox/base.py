@@ -1,6 +1,6 @@
 """Sandbox protocol: run an untrusted program and return its output. A program never decides its own result.
 
-A program's output is data, which the caller compares outside the box. Exit codes and printed claims are no results.
+A program's output is data, which the caller compares outside the box.
 """
 
 from __future__ import annotations
@@ -64,13 +64,11 @@ class Sandbox(Protocol):
     """Runner of programs, each in a new box. Thread-safe."""
 
     def run(self, code: str, *, stdin: str = "", limits: ResourceLimits = DEFAULT_LIMITS) -> RunResult:
-        """Run a Python program to its end. ``PASS`` means that it ended without an exception.
+        """Run a Python program to its end; ``PASS`` if it raised nothing.
 
         Raises:
             SandboxError: Programs cannot be isolated on this machine.
         """
         ...
 
-    def close(self) -> None:
-        """Stop the processes of the sandbox."""
-        ...
+    def close(self) -> None: ...

@@ -61,8 +61,8 @@ class _Interpreter:
 def box_image() -> Path:
     """Return the folder of this interpreter's image, creating it on the first call (50 MB, 1 s).
 
-    It is in this user's cache, where no other user can write. Its name is a digest of its content, and a named image
-    never changes, so running boxes keep theirs. A lock makes concurrent processes create it once.
+    It is in this user's cache, where no other user can write. Its name is a digest of its content, so running boxes
+    keep theirs. Concurrent processes create it once.
 
     Raises:
         SandboxError: The image cannot be created, or other users may write to its folder.
@@ -107,7 +107,6 @@ def _private(folder: Path) -> Path:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-    """Hold the folder's lock, which the kernel releases if this process dies."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -156,7 +155,6 @@ def _probe(python: str) -> _Interpreter:
 
 
 def _make(folder: Path, pointer: Path, interpreter: _Interpreter) -> Path:
-    """Publish a new image by renaming it once complete, and point to it."""
     for left in folder.glob(".new-*"):  # left by a killed process; this process has the lock
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     work = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))

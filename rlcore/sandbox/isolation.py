@@ -183,19 +183,16 @@ def allow_list(machine: str = "") -> bytes:
 
 
 def _only_for(number: int, argument: int, values: tuple[int, ...] | list[int], *, mask: int) -> list[bytes]:
-    """Allow a call if the low word of an argument, under ``mask``, is one of ``values``."""
     checks = [step for value in values for step in (_if_equal(value), _return(_ALLOW))]
     body = [_load(argument), _instruction(_AND, 0, 0, mask), *checks, _return(_ERRNO | errno.EPERM)]
     return [_instruction(_JUMP_EQUAL, 0, len(body), number), *body]
 
 
 def _if_equal(value: int) -> bytes:
-    """Continue if equal, else skip one instruction."""
     return _instruction(_JUMP_EQUAL, 0, 1, value)
 
 
 def _unless_equal(value: int) -> bytes:
-    """Skip one instruction if equal."""
     return _instruction(_JUMP_EQUAL, 1, 0, value)
 
 

@@ -1,7 +1,7 @@
 """Comparison of outputs and values with the expectation of a test, as programming contests do it.
 
-Numbers are compared as numbers. An expected integer requires an equal value, in any spelling. An expected number with
-a point or an exponent also accepts values within a tolerance.
+An expected integer requires an equal value, in any spelling. An expected number with a point or an exponent
+also accepts values within a tolerance.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LAYOUT = re.compile(r"^[^\S\n]+\S|\S(?:[^\S\n]{2,}|\t)\S", re.MULTILINE)
 def same_text(expected: str, printed: str, tolerance: float | None = None) -> bool:
     """Return True if two outputs have equal words on equal lines, ignoring trailing blanks and empty lines.
 
-    Numbers are compared as numbers. The number of blanks between words matters only if the expected output begins a
-    line with a blank or has several consecutive blanks.
+    The number of blanks between words matters only if the expected output begins a line with a blank or has several
+    consecutive blanks.
     """
     if expected == printed:
         return True
@@ -37,10 +37,7 @@ def same_text(expected: str, printed: str, tolerance: float | None = None) -> bo
 
 
 def same_value(expected: Any, value: Any, tolerance: float | None = None) -> bool:
-    """Return True if plain data is equal as JSON: a tuple is a list, key 1 is "1", but ``True`` is not 1.
-
-    Floats are equal within the tolerance. An expected integer requires an equal value.
-    """
+    """Return True if plain data is equal as JSON: a tuple is a list, key 1 is "1", but ``True`` is not 1."""
     if isinstance(expected, bool) or isinstance(value, bool):
         return expected is value
     if isinstance(expected, list):

@@ -35,7 +35,7 @@ Backend = Literal["bubblewrap", "unprotected"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """Program to check. ``reference`` is the JSON of :mod:`rlcore.sandbox.suite`.
+    """Program to check. ``reference`` is the JSON of ``code_tasks/v1``.
 
     Attributes:
         stop_early: Skip the tests after the first failure; they get its result.
@@ -51,8 +51,7 @@ class SandboxPool:
     """Sandbox that runs programs in ``num_workers`` boxes. It starts and tests itself on first use. Thread-safe.
 
     ``backend = "unprotected"`` has no isolation: programs run with the rights of this user. It is never chosen
-    automatically, and warns. The processes end with :meth:`close`, the ``with`` block, garbage collection, or this
-    process.
+    automatically, and warns. Its processes end with :meth:`close`, ``with``, garbage collection, or this process.
     """
 
     def __init__(self, *, num_workers: int = 2, backend: Backend = "bubblewrap") -> None:
@@ -97,7 +96,7 @@ class SandboxPool:
             return list(threads.map(self._check, jobs))
 
     def close(self) -> None:
-        """Stop the supervisors and their boxes, and wait for them. The next use restarts them."""
+        """Stop the supervisors and their boxes; the next use restarts them."""
         with self._lock:
             for supervisor in self._all:
                 supervisor.stop()
@@ -131,7 +130,6 @@ class SandboxPool:
         return self._ask(dataclasses.asdict(job), len(parse_suite(job.reference).tests), job.limits)
 
     def _ask(self, request: Mapping[str, Any], count: int, limits: ResourceLimits) -> tuple[RunResult, ...]:
-        """Return a supervisor's answer. A failed supervisor is replaced, and its programs get ``INFRA``."""
         message = json.dumps(request).encode()
         if len(message) > MAX_MESSAGE_BYTES:
             reason = f"the program and its tests are {len(message)} bytes as JSON, more than {MAX_MESSAGE_BYTES}"

@@ -1,9 +1,9 @@
 """Check of a program, decided outside its box: the box gets inputs, and its outputs are compared here.
 
-Call and stdin tests use one box, which never holds an expected output. Assertions are code, so they run in a second
-box (the tester) with a proxy for the program. Calls and results pass through this process, decoded and encoded again
-as plain data. A result counts only with a nonce that only the tester received. A checker is code too: its tests are
-assertions on the program's output.
+Call and stdin tests use one box, which never holds an expected output. Assertions are code, so they run in a second box
+(the tester) with a proxy for the program. Calls and results pass through this process as plain data. A result counts
+only with a nonce that only the tester received. A checker is code too: its tests are assertions on the program's
+output.
 
 If tests expect few short answers (yes or no), a program could pass by their order and ignore its input. Passed tests
 are then repeated in an order drawn for this program. A program whose answers change has passed no test.
@@ -90,7 +90,6 @@ def _check(isolation: Isolation, suite: Suite, code: str, limits: ResourceLimits
 
 
 def _repeats(suite: Suite, code: str, outcomes: Sequence[RunResult]) -> list[object]:
-    """Draw the tests to repeat from those that passed, seeded by the program."""
     passed = [test for test, one in zip(suite.tests, outcomes, strict=True) if one.status is RunStatus.PASS]
     fraction = guess_rate(suite)
     if not fraction or not passed:
@@ -102,7 +101,6 @@ def _repeats(suite: Suite, code: str, outcomes: Sequence[RunResult]) -> list[obj
 def _session(
     isolation: Isolation, suite: Suite, code: str, limits: ResourceLimits, tests: Sequence[Any]
 ) -> Iterator[RunResult]:
-    """Yield the results of ``tests``, up to the first that breaks the box."""
     if not tests:
         return
     with Box(isolation, "candidate", limits) as box:
@@ -156,8 +154,6 @@ def _checked(suite: Suite, test: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _LoadedProgram:
-    """Program in its box."""
-
     box: Box
     suite: Suite
     code: str

@@ -1,8 +1,8 @@
 """Program inside a box. It is never imported there: its code arrives with that of ``wire`` as bytes on descriptor 0.
 
-The bootstrap (see ``isolation.py``) binds the names of ``wire``, then runs this module, which limits the
-process, sends READY and serves. It imports only posix and resource: json and struct would double the startup time.
-Nothing here enforces isolation. A program may rewrite all of it, because its messages are data, compared outside.
+The bootstrap (see ``isolation.py``) binds the names of ``wire``, then runs this module, which limits the process, sends
+READY and serves. It imports only posix and resource: json and struct would double the startup time. Nothing here
+enforces isolation. A program may rewrite it: its messages are data, compared outside.
 
 As ``candidate`` it takes requests ``(verb, …)`` and answers each with one frame:
 
@@ -113,7 +113,6 @@ def _call(name: str, args: list[Any], kwargs: dict[str, Any], as_json: bool) -> 
 
 
 def _function(name: str) -> Callable[..., Any]:
-    """Return the program's function, or the method of its ``class Solution``."""
     program = sys.modules["__main__"]
     holder = program if hasattr(program, name) or not hasattr(program, "Solution") else program.Solution()
     if not hasattr(holder, name):
@@ -123,7 +122,6 @@ def _function(name: str) -> Callable[..., Any]:
 
 
 def _listed(value: Any) -> Any:
-    """Return other collections (a deque, a range, dict keys) as the list that JSON has."""
     kind = type(value)
     is_plain = isinstance(value, str | bytes | bytearray | list | tuple | set | frozenset | dict)
     return list(value) if hasattr(kind, "__len__") and hasattr(kind, "__iter__") and not is_plain else value
@@ -228,7 +226,6 @@ def run_script(code: str, stdin: str, max_bytes: int) -> tuple[Any, ...]:
 
 
 def _end_script(namespace: dict[str, Any]) -> None:
-    """End a program as Python does: join threads, call exit handlers, flush buffers."""
     threading, atexit, signal = (sys.modules.get(name) for name in ("threading", "atexit", "_signal"))
     steps: list[Callable[[], object]] = [
         lambda: _join_all(threading) if threading else None,
@@ -308,7 +305,6 @@ def _catch(max_bytes: int) -> Callable[[], bytes]:
 
 
 def _pipe_to(descriptor: int, own: int) -> None:
-    """Connect ``descriptor`` to ``own`` with a pipe; descriptor 0 reads from it, 1 writes to it."""
     ends = posix.pipe()
     for end, target in zip(ends if descriptor == 0 else ends[::-1], (descriptor, own), strict=True):
         posix.dup2(end, target)
@@ -316,7 +312,7 @@ def _pipe_to(descriptor: int, own: int) -> None:
 
 
 def _begin(work: Callable[[], None]) -> Callable[[], object]:
-    """Run ``work`` in a thread. The returned function waits for its end."""
+    """Run ``work`` in a thread; the returned function waits for its end."""
     is_over = _thread.allocate_lock()
     is_over.acquire()
 

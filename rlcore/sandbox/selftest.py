@@ -1,7 +1,6 @@
 """Attacks on the sandbox, run before the first program: a sandbox with incomplete isolation is never used.
 
-Every attack tries a forbidden action and reports whether it succeeded. A control confirms that the box runs programs,
-because in a broken box every attack would fail.
+A control confirms that the box runs programs: in a broken box every attack would fail.
 """
 
 from __future__ import annotations

@@ -1,17 +1,4 @@
-r"""Tests of a code task: its ``reference``, a JSON object. ``style`` is the form of a test:
-
-    stdin    {"input": "3 4\\n", "output": "7\\n"}: the whole program runs for each test
-    call     {"args": [3, 4], "output": 7}: ``entry_point`` is called; ``kwargs`` is optional
-    assert   "assert add(3, 4) == 7": any Python, in which ``entry_point`` and ``candidate`` are the program's function
-
-``tests`` is a list of tests. ``prelude`` is code before the program and the assertions (imports and helpers that the
-prompt gives). ``solution`` is a program that passes. Stdin and call tests have two more options:
-
-    tolerance  of numbers: absolute, or relative to an expected number above 1. Default: 1e-6 if the expected number is
-               written with a point or an exponent, 0 if it is an integer
-    checker    Python that defines check(input, answer, output), which returns True for a correct answer: for tasks with
-               several. ``input`` is the text or the list ``args``, ``answer`` the printed or returned value
-"""
+"""Tests of a code task: its ``reference``, the JSON object of :mod:`rlcore.data_contracts.contracts.code_tasks`."""
 
 from __future__ import annotations
 
@@ -100,7 +87,6 @@ def guess_rate(suite: Suite) -> float:
 
 
 def _expected(test: Any, style: Style) -> str:
-    """Return the answer that a test expects, as text; empty if only execution can tell."""
     if style == "stdin":
         return "\n".join(lines_of(test["output"])) or "\n"
     try:
@@ -113,7 +99,6 @@ def _expected(test: Any, style: Style) -> str:
 
 
 def _asserted(condition: ast.expr) -> str:
-    """Return the expected value: 3 for ``f(x) == 3``, True for ``f(x)``, False for ``not f(x)``."""
     match condition:
         case ast.Compare(left=ast.Call(), ops=[ast.Eq() | ast.Is()], comparators=[wanted]):
             return repr(ast.literal_eval(wanted))

@@ -156,7 +156,6 @@ def _before_next(backend: PreTrainedTokenizerBase) -> str:
 
 
 def _end_of(backend: PreTrainedTokenizerBase, tail: str, eos_ids: Sequence[int]) -> str:
-    """Return the text up to its first EOS, inclusive; empty if it has none."""
     spelled = [backend.decode([number], clean_up_tokenization_spaces=False) for number in eos_ids]
     longest_first = sorted(filter(None, spelled), key=len, reverse=True)
     found = re.search("|".join(map(re.escape, longest_first)) or "(?!)", tail)

@@ -64,7 +64,6 @@ def render_conversation(tokenizer: ChatTokenizer, messages: Sequence[Message], c
 
 
 def _earlier_turns(tokenizer: ChatTokenizer, messages: Sequence[Message], prompt_ids: Ids) -> list[Span]:
-    """Return the token spans of assistant turns in ``prompt_ids``, found by rendering turn by turn."""
     turn, spans = tokenizer.turn, list[Span]()
     parts = tokenizer.render_parts(messages)
     for index in [index for index, message in enumerate(messages) if message.role == "assistant"]:

@@ -43,7 +43,6 @@ class Widths:
     minimum: int = 1
 
     def of(self, length: int) -> int:
-        """Return the width of a row of ``length`` tokens."""
         return max(self.minimum, math.ceil(length / self.multiple) * self.multiple)
 
 
@@ -92,7 +91,6 @@ class PackedBatch:
         return tree_mask(self.segment)
 
     def to(self, device: torch.device) -> PackedBatch:
-        """Return the batch on another device."""
         return PackedBatch(**{name: getattr(self, name).to(device) for name in self.__slots__})
 
 
@@ -141,7 +139,6 @@ def pack(
 
 
 def _cut(widths: Sequence[int], budget: int) -> list[slice]:
-    """Cut rows, the widest first, into consecutive batches of at most ``budget`` positions, and of at least one row."""
     batches, start = list[slice](), 0
     for end in range(1, len(widths) + 1):
         if end == len(widths) or widths[start] * (end + 1 - start) > budget:
@@ -155,9 +152,8 @@ def split_across_ranks(
 ) -> list[list[int]]:
     """Assign sequences to ``ranks`` by tokens, as evenly as whole trees allow; return indices per rank.
 
-    The longest tree is assigned first, always to the rank with the fewest tokens. The largest rank thus exceeds the
-    mean by less than one tree. A tree has at most a quarter of the mean; larger groups are split, and each rank that
-    gets a part computes the prompt.
+    The longest tree goes first, to the rank with the fewest tokens, so no rank exceeds the mean by a whole tree. A tree
+    has at most a quarter of the mean; larger groups are split, and each rank that gets a part computes the prompt.
     """
     fair = math.ceil(sum(map(len, _trees(sequences, sys.maxsize if share_prompts else 0))) / ranks)
     limit = min(tokens_per_microbatch, math.ceil(fair / 4)) if share_prompts else 0
@@ -183,7 +179,6 @@ def empty(widths: Widths = EXACT) -> PackedBatch:
 
 
 def _trees(sequences: Sequence[TokenSequence], limit: int) -> list[_Tree]:
-    """Group sequences by prompt, as many per tree as fit into ``limit`` positions, and at least one."""
     by_prompt: dict[tuple[int, ...], list[tuple[int, tuple[int, ...]]]] = {}
     for number, sequence in enumerate(sequences):
         by_prompt.setdefault(sequence.prompt_ids, []).append((number, sequence.completion_ids))

@@ -1,8 +1,8 @@
 """Token ids of a text that is written partly by a chat template and partly by people, encoded as one.
 
 SentencePiece tokenizers prepend a blank to each text, and others merge line ends. Only the whole text has the tokens
-that a model was trained on. Control tokens are recognized in the template's text only; in user text the same
-characters are plain text.
+that a model was trained on. Control tokens are recognized in the template's text only; in user text they are plain
+characters.
 """
 
 from __future__ import annotations
@@ -142,7 +142,6 @@ class PartEncoder:
 
     @cached_property
     def _copy(self) -> tuple[Mapping[str, str], Tokenizer]:
-        """Names of the control tokens that nobody can guess and so no text spells, and a tokenizer with these names."""
         mark = f"{_PRIVATE}{secrets.token_hex(16)}{_PRIVATE}"
         names = {token: f"{mark}{number}{_PRIVATE}" for token, number in self.controls.items()}
         return names, _renamed(self.backend, names)

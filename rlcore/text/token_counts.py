@@ -68,7 +68,6 @@ def _written(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) ->
 
 
 def _divided(tokenizer: ChatTokenizer, conversations: Sequence[Conversation]) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the pieces of the template and the texts between them, of each conversation."""
     backend = tokenizer.hf_tokenizer
     known: dict[tuple[Role, ...], list[str]] = {}
     for messages, whole in zip(conversations, _render_all(tokenizer, conversations), strict=True):

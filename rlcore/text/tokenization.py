@@ -1,8 +1,8 @@
 """Conversion between conversations and tokens, for one tokenizer and its chat template.
 
-User text never becomes a control token: the template is rendered around placeholders, and ``<|im_end|>`` is one token
-in the template's text but plain characters in user text. A conversation is encoded as one text, so that its tokens are
-those that the model was trained on (``apply_chat_template``):
+User text never becomes a control token: ``<|im_end|>`` is one token in the template's text but plain characters in user
+text. A conversation is encoded as one text, so that its tokens are those that the model was trained on
+(``apply_chat_template``):
 
     <|im_start|>user\\n | 3 + 4 = ? | <|im_end|>\\n<|im_start|>assistant\\n | 7 | <|im_end|>
     template          | text      | template                          |   completion
@@ -81,7 +81,7 @@ class ChatTokenizer:
 
     @property
     def vocabulary_size(self) -> int:
-        """Number of tokens; a model's embedding may have more rows."""
+        """Number of tokens; embeddings may have more rows."""
         return len(self.hf_tokenizer)
 
     @property
@@ -116,7 +116,7 @@ class ChatTokenizer:
         return self.encoder.spell(ids)
 
     def render_parts(self, messages: Sequence[Message], *, tools: str = "") -> list[Part]:
-        """Render a conversation with its generation prompt, as parts; see :meth:`render_prompt`."""
+        """Render a conversation with its generation prompt, as parts."""
         return render_parts(self.hf_tokenizer, messages, tools=tools)
 
     def render_prompt(self, messages: Sequence[Message], *, tools: str = "") -> Ids:

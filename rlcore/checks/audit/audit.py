@@ -1,4 +1,4 @@
-"""The audit of a run: recompute sampled rollouts from text to gradient by a slow path, without changing the run.
+"""The audit of a run, which it does not change.
 
 Every iteration it checks prompts, groups, loss masks, advantages and returns. While it has used less than its fraction
 of the run's time, it also checks text, rewards, log-probabilities, values, losses and gradients of a few rollouts.
@@ -199,7 +199,6 @@ class Audit:
                 self._report(self._evaluations.errors(groups, scores, metrics, has_room=has_room))
 
     def _check_moved(self, stats: UpdateStats, samples: Sequence[TrainingSample]) -> None:
-        """Measure the KL of an audited update again, if the coefficient of a penalty follows it."""
         learner = self._components.learner
         if not self._audited or "kl/after_update" not in stats.metrics:
             return
@@ -242,7 +241,6 @@ class Audit:
         *,
         by_agents: bool,
     ) -> None:
-        """Check text, tokens, log-probabilities, values, losses, gradients, and the sampling distribution."""
         components = self._components
         for item, sample in zip(items, samples, strict=True):
             prompt = item.rollout.prompt
@@ -315,7 +313,6 @@ class TimeBudget:
         self._before = self.seconds
 
     def end(self) -> None:
-        """Remember the cost of this iteration, which was audited."""
         self._cost = self.seconds - self._before
 
     def has_room(self) -> bool:

@@ -147,7 +147,6 @@ def _model_errors(
 
 
 def _shape_error(item: ScoredRollout, sample: TrainingSample, limit: int, *, has_tools: bool) -> Discrepancy | None:
-    """Return the error in tokens, mask or end of one completion, or None."""
     rollout = item.rollout
     if sample.completion_ids != rollout.completion_ids or sample.prompt_ids != rollout.prompt.token_ids:
         return Discrepancy("the training tokens", "those of the rollout at this index", "others", rollout=item)

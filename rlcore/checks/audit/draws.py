@@ -252,7 +252,7 @@ class SamplingTest:
         """Bet that tokens are not those that random numbers choose; ``numbers``: each possible series of them, [T].
 
         A token's own number misses it with a small probability, by rounding; another number misses it with the
-        probability of all other tokens. A bet is on a share of tokens with other numbers. The best series counts.
+        probability of all other tokens. The best series counts.
         """
         slack, rate = _ROUNDING[is_half]
         low, high = features.below - slack, features.below + features.own.exp() + slack

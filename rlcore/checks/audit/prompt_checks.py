@@ -1,7 +1,7 @@
 """Audit of prompts, groups and episodes.
 
-The prompts of an iteration are scheduled, which is recomputed exactly from the seed. Every rollout is in its prompt's
-group, by ids. Every sample belongs to its episode, and every sampled token is trained once.
+The schedule of prompts is recomputed from the seed. Every rollout is in its prompt's group, by ids. Every sample
+belongs to its episode, and every sampled token is trained once.
 """
 
 from __future__ import annotations

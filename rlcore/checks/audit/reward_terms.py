@@ -1,7 +1,6 @@
 """Audit of rewards and of evaluations on held-out problems.
 
-Single completions are scored again by each term, and the weighted sum is recomputed. So are the metrics of an
-evaluation; a few of its answers are graded and scored again.
+Single completions are scored again by each term; the weighted sum and an evaluation's metrics are recomputed.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class RewardAudit:
     def _score_alone(
         self, reward: RewardFn, item: ScoredRollout, trained: float, everyone: Sequence[ScoredRollout]
     ) -> Score | None:
-        """Return the score of a single completion, or None if it cannot be compared with the recorded one."""
+        """Return the score of a single completion; None if it cannot be compared."""
         (score,) = scores_of(reward, [item.rollout])
         if score.value is None or _alike(reward, score.value, trained):
             return score if score.value is not None else None

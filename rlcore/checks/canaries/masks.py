@@ -9,11 +9,11 @@ from rlcore.types import Rollout, TrainingSample, turn_spans
 
 
 def mask_canary(rollouts: Sequence[Rollout], eos_ids: Collection[int]) -> None:
-    """Check that completions have one entry per token in each field, and that the EOS of every turn is trained on.
+    """Check that completions have one entry per token in each field, and that each turn's EOS is trained on.
 
     Tool output between two turns is masked, including any EOS in it; no completion ends with it. A turn of an agent may
-    end at a stop string instead; all tokens that were sampled for it are trained on. The samples of an episode are of
-    one prompt, and one of them at least is trained on. A CanaryError names the first error of each rollout.
+    end at a stop string instead; all tokens that were sampled for it are trained on. The samples of an episode have one
+    prompt, and at least one is trained on. A CanaryError names the first error of each rollout.
     """
     errors = [f"{r.prompt.prompt_id}: {error}" for r in rollouts if (error := _episode_error(r, eos_ids))]
     _require_none(errors, len(rollouts), "rollouts")
@@ -71,7 +71,6 @@ def _sample_error(sample: TrainingSample, eos_ids: Collection[int], is_agents: b
 def _turns_error(
     completion_ids: Sequence[int], loss_mask: Sequence[bool], eos_ids: Collection[int], is_agents: bool
 ) -> str:
-    """Return an error in the turns of a mask, or "". Each turn ends with EOS, except the last and those of agents."""
     if not loss_mask[-1]:
         is_eos = completion_ids[-1] in eos_ids
         return "the EOS token is masked out of the loss" if is_eos else "it ends with tokens that are not the policy's"

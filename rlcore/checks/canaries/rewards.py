@@ -89,9 +89,8 @@ def _weighted(reward: WeightedReward) -> WeightedReward:
 def reward_probes(prompt: Prompt, *, prefill: str = "") -> list[RewardProbe]:
     """Return one right completion of ``prompt``, if its answer is known, and several wrong ones.
 
-    The right answer is the reference answer; wrong ones are an empty text, a sentence, the reference's number plus one,
-    and two answers that contain the right one: ``12 or 13`` and ``112`` for 12. If the chat template opens the thinking
-    (``prefill``), they close it first.
+    Wrong ones are an empty text, a sentence, the reference's number plus one, and two answers that contain the right
+    one: ``12 or 13`` and ``112`` for 12. If the chat template opens the thinking (``prefill``), they close it first.
     """
     answer = known_answer(prompt)
     texts = {} if answer is None else {_tagged(answer): True}
@@ -141,7 +140,6 @@ def _probes_of(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> lis
 
 
 def _exchanged(prompts: Sequence[Prompt], prefill: str) -> list[RewardProbe]:
-    """Return wrong completions: the answer of another prompt, if both are different numbers."""
     answers = [known_answer(prompt) or "" for prompt in prompts]
     numbers = [parse_number(answer) for answer in answers]
     return [
@@ -172,7 +170,6 @@ def _require_not_inverted(reward: RewardFn, prompts: Sequence[Prompt], prefill: 
 
 
 def _check_samples(reward: RewardFn, samples: Sequence[Rollout]) -> list[str]:
-    """Check that scores are finite and in the order of the rollouts. Return a note if the order cannot be checked."""
     values = _finite(reward, samples)
     if isinstance(unwrap_reward(reward), JudgeReward) or len(samples) < 3:
         return []

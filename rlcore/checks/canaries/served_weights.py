@@ -75,7 +75,6 @@ def _with_head(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def _compare(engine: Sampler, model: Path, prompts: Sequence[Prompt], runtime: Runtime, *, seed: int) -> None:
-    """Compare the engine's log-probabilities of its completions with the model's, up to rounding."""
     params = SamplingParams(temperature=_TEMPERATURE, max_new_tokens=PROBE_TOKENS, num_samples=1)
     probes = sample_probes(engine, prompts, params, seed=seed)
     reported = torch.tensor([value for probe in probes for value in probe.sampler_logprobs])

@@ -36,8 +36,7 @@ class ExpectedWeights:
     """Weights and scores that an engine must agree with.
 
     Attributes:
-        state: The learner's weights.
-        policy_version: Their version.
+        state: The learner's weights, of ``policy_version``.
         score: Return the learner's log-probability and entropy (nats, [T] each) of all tokens of N completions.
         temperature: Sampling temperature.
         dtype: The lower precision of engine and learner.

@@ -76,7 +76,6 @@ def _equals_collection(reference: Item, answer: Item) -> bool:
 
 
 def _equals_plain(reference: Item, answer: Item) -> bool:
-    """Compare two items without names, which are neither lists nor intervals."""
     reference, answer = _as_grid(_as_pair(reference)), _as_grid(_as_pair(answer))
     if isinstance(reference, Grid) and isinstance(answer, Items):
         reference = _as_row(reference, answer.kind)
@@ -106,7 +105,6 @@ def _equals_plain(reference: Item, answer: Item) -> bool:
 
 
 def _as_grid(item: Item) -> Item:
-    """Return ``[[1, 2], [3, 4]]`` as a matrix; anything else unchanged."""
     rows = [_as_pair(row) for row in item.items] if isinstance(item, Items) and item.kind == "vector" else []
     rows = [row for row in rows if isinstance(row, Items) and row.kind == "vector"]
     is_grid = isinstance(item, Items) and len(rows) == len(item.items) > 0
@@ -125,7 +123,6 @@ def _with_constant(answer: Node, reference: Node) -> Node:
 
 
 def _equals_text(reference: Item, answer: Item) -> bool:
-    """Compare texts as spelled; a sequence of choice letters as a list."""
     if isinstance(reference, Text) and isinstance(answer, Text):
         is_one = len(reference.text) == len(answer.text) == 1 and reference.text in _CHOICES
         return reference.text == answer.text or (is_one and reference.text == answer.text.upper())
@@ -291,7 +288,6 @@ def _placed(node: Node, point: dict[str, Fraction]) -> Node:
 
 
 def _as_relation(named: Named) -> Relation | None:
-    """Return ``y = 2x`` as an equation; None if the name is not a formula."""
     try:
         left = Value(parse_formula(named.name), named.name)
     except FormulaError:
@@ -303,7 +299,6 @@ _INDEX = re.compile(r"_(?:\{[0-9]+\}|[0-9])$")
 
 
 def _equal_lists(reference: Items, answer: Item) -> bool:
-    """Compare lists in any order, unless their order matters; repeated items count."""
     if isinstance(answer, Named) and isinstance(answer.item, Items):
         names = _tuple_names(answer.name)
         if not names:
@@ -449,14 +444,12 @@ def _is_variable(item: Item) -> bool:
 
 
 def _letter_of(item: Item) -> str:
-    """Return the letter of an item or choice; empty for anything else."""
     if isinstance(item, Choice):
         return item.letter
     return item.text if isinstance(item, Text) and len(item.text) == 1 else ""
 
 
 def _tuple_names(name: str) -> list[str]:
-    """Return the names in ``(x, y)``; empty for one name."""
     return [part.strip() for part in name[1:-1].split(",")] if name.startswith("(") and "," in name else []
 
 
@@ -470,5 +463,4 @@ def _values_by_name(item: Item) -> Item:
 
 
 def _as_pair(item: Item) -> Item:
-    """Return an interval that may be a pair as a pair; anything else unchanged."""
     return item.pair if isinstance(item, Span) and item.pair is not None else item

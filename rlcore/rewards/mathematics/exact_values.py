@@ -84,7 +84,6 @@ def is_infinite(node: Node) -> bool:
 
 
 def _signed_infinity(node: Node) -> int:
-    """Return 1 or -1 for a lone infinity; 0 for anything else."""
     if node == Node("constant", "infinity"):
         return 1
     if node.kind == "mul" and len(node.args) == 2 and node.args[0].kind == "number":
@@ -224,7 +223,6 @@ def _values_at(pair: tuple[Node, Node], point: Mapping[str, Fraction], *, real: 
 
 
 def _points(names: Sequence[str], seed: random.Random) -> Iterator[Mapping[str, Fraction]]:
-    """Yield points near and far, of equal and of mixed signs."""
     for low, high, signs in ((0.05, 0.95, (1,)), (1.1, 5.0, (1,)), (0.1, 4.0, (1, -1)), (0.1, 4.0, (-1,))):
         for _ in range(2):
             yield {

@@ -161,7 +161,6 @@ def _over_all(node: Node, point: Point, real: bool, note: Callable[[int], None])
 
 
 def _opaque(node: Node, arguments: list[str]) -> Any:
-    """Return a random value per argument for an undefined function."""
     digest = hashlib.sha256(f"{node.value}({','.join(arguments)})".encode()).digest()
     return 1 + mpmath.mpf(int.from_bytes(digest[:16], "big")) / 2**128
 

@@ -2,8 +2,7 @@ r"""Parser of formulas from LaTeX or plain mathematics to trees. Nothing is eval
 
 The grammar is small and unambiguous: adjacent factors are multiplied (except ``1\frac{1}{2}``), ``e``, ``i`` and
 ``\pi`` are constants, ``f``, ``g``, ``F``, ``G`` and primed letters before a parenthesis are functions, and a subscript
-is part of the name. Sums, integrals and the like stay unevaluated. A text outside of the grammar raises
-:class:`FormulaError`.
+is part of the name. Sums, integrals and the like stay unevaluated.
 """
 
 from __future__ import annotations
@@ -80,7 +79,6 @@ class _Reader:
         return token
 
     def _term(self) -> Node:
-        """Parse products and quotients from left to right; adjacent factors bind tighter."""
         if self.next in ("+", "-"):
             sign = self._take()
             inner = self._term()
@@ -162,7 +160,6 @@ class _Reader:
         return Node("call", calls[opening], (inner,)) if opening in calls else inner
 
     def _argument(self, *, whole_number: bool = False) -> Node:
-        r"""Parse the argument of a command: a group, or one digit, letter or command (``\frac12``)."""
         if self.next == "{":
             return self._group(self._take())
         if self.next == "-" and whole_number:  # x^-1
@@ -181,7 +178,6 @@ class _Reader:
         raise FormulaError(text)
 
     def _raw(self) -> str:
-        """Return the text of a group or of one token: a subscript, a word."""
         if self.next != "{":
             return self._take()
         self._take()
@@ -193,7 +189,6 @@ class _Reader:
         return " ".join(words[:-1])
 
     def _name(self, letters: str) -> Node:
-        """Parse a variable with its subscript and primes; a function if an argument follows."""
         if letters in ("e", "i") and letters not in self._bound and self.next not in ("_", "'"):
             return Node("constant", letters)
         name = letters

@@ -74,8 +74,6 @@ def read(text: str, *, is_reference: bool = False) -> Item:
 
 
 class _Reading:
-    """Parsing rules for a reference or an answer."""
-
     def __init__(self, is_reference: bool) -> None:
         self._is_reference = is_reference
 
@@ -96,7 +94,6 @@ class _Reading:
         return self._groups(text) or self._list(text)
 
     def _groups(self, text: str) -> Items | None:
-        """Parse ``x = 1, y = 2; x = 3, y = 4``."""
         groups = split_top(text, _SEMICOLON)[0]
         if len(groups) == 1 or not all("," in group for group in groups):
             return None
@@ -124,7 +121,6 @@ class _Reading:
         return Items("list", tuple(items), "or" if "or" in words else "and" if words else "")
 
     def part(self, text: str) -> Item:
-        """Parse one item of a list: a relation, a set, a value."""
         text = text.strip()
         sides, operators = split_top(text, _ORDER)
         signs = [operator.removeprefix("\\") for operator in operators]
@@ -146,7 +142,6 @@ class _Reading:
         return Relation(tuple(signs), tuple(self.set_of(side) for side in sides))
 
     def set_of(self, text: str) -> Item:
-        """Parse unions, differences, or one set, tuple, ratio or value."""
         text = text.strip()
         notation = read_notation(text)
         if notation is not None:
@@ -201,7 +196,6 @@ class _Reading:
             return Text(key(text))
 
     def _set(self, inside: str) -> Item:
-        """Parse ``{1, 2}``, or ``{x | x > 3}``."""
         parts, bars = split_top(inside, _CONDITION)
         if len(parts) == 2 and bars and (name := parts[0].strip()) and parts[1].strip():
             variable = name.split("\\in")[0].strip()
@@ -245,7 +239,6 @@ class _Reading:
         return Grid(tuple(tuple(self.value(cell.strip()) for cell in row.split("&")) for row in rows))
 
     def _cases(self, inside: str) -> Item:
-        """Parse a system of equations, or values with conditions."""
         rows = [[cell.strip(" ,;.") for cell in row.split("&")] for row in inside.split(ROW_END) if row.strip()]
         if all(len(row) == 1 for row in rows):
             return Items("list", tuple(self.part(row[0]) for row in rows), "and")

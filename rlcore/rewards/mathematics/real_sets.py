@@ -118,7 +118,6 @@ def _as_span(item: Item) -> Item:
 
 
 def _without_bars(name: str, item: Item) -> RealSet:
-    """Return the set for ``x`` of a set for ``|x|``."""
     inner = name.strip("|")
     positive = Combined("&", item, Span(number(0), None, True, False))
     return RealSet(inner, Combined("|", positive, _mirrored(positive)))
@@ -136,7 +135,6 @@ def _mirrored(item: Item) -> Item:
 
 
 def _joined(item: Items, is_reference: bool) -> RealSet | None:
-    """Return the set of ``x < 1 or x > 3``."""
     found = [as_real_set(each, is_reference=is_reference) for each in item.items]
     if not all(isinstance(each, Relation | Named) for each in item.items) or any(each is None for each in found):
         return None
@@ -150,7 +148,6 @@ def _joined(item: Items, is_reference: bool) -> RealSet | None:
 
 
 def _name_of(item: Item, is_reference: bool) -> str:
-    """Return the variable that a side of a relation is; empty for a value."""
     if isinstance(item, Text):
         return item.text if len(item.text) == 1 else ""
     if not isinstance(item, Value):

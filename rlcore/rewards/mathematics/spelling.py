@@ -1,8 +1,4 @@
-r"""Canonical spelling of equivalent notations: ``−``, ``\dfrac``, ``\left(``, ``\mathrm{e}``, ``≤``.
-
-:func:`plainly` normalizes the characters of any answer. :func:`canonical` rewrites LaTeX for
-:mod:`rlcore.rewards.mathematics.reading`. Both take linear time.
-"""
+r"""Canonical spelling of equivalent notations: ``−``, ``\dfrac``, ``\left(``, ``\mathrm{e}``, ``≤``."""
 
 from __future__ import annotations
 
@@ -144,7 +140,6 @@ def without_degrees(text: str) -> str:
 
 
 def _unpacked(match: re.Match[str]) -> str:
-    """Write a unit in one character as letters: ``㎏``, and ``㎡`` with an exponent."""
     return re.sub("([a-z]+)([23])", r"\\text{\1}^\2", unicodedata.normalize("NFKC", match.group()))
 
 
@@ -190,7 +185,6 @@ def _called(text: str, name: str, command: str) -> str:
 
 
 def _closing(text: str, start: int) -> int:
-    """Return the index at which the bracket of ``start`` closes; -1 if it does not."""
     depth = 0
     for index in range(start, len(text)):
         depth += (text[index] in "([{") - (text[index] in ")]}")

@@ -59,7 +59,6 @@ def _bare(item: Item) -> Item:
 
 
 def _common_factor(item: Item) -> int:
-    """Return the largest integer that divides an equation: 2 for ``2y = 4x + 6``."""
     sides = item.sides if isinstance(item, Relation) else ()
     if not all(isinstance(side, Value) for side in sides):
         return 1
@@ -67,14 +66,12 @@ def _common_factor(item: Item) -> int:
 
 
 def _coefficient(term: Node) -> int:
-    """Return the integer factor of a term; 1 if it has a number that is not an integer."""
     numbers = [(Fraction(factor.value), times) for factor, times in _powers(term) if factor.kind == "number"]
     is_whole = all(value.denominator == 1 and times > 0 for value, times in numbers)
     return math.prod(int(value) ** times for value, times in numbers) if is_whole else 1
 
 
 def _new_names(answer: Node, reference: Node) -> frozenset[str]:
-    """Return the variables that the reference lacks; a lower-case c is its C."""
     ours = free_symbols(reference)
     return free_symbols(answer) - ours - ({"c"} if "C" in ours else set())
 
@@ -105,7 +102,6 @@ def _is_number(node: Node) -> bool:
 
 
 def _has_open_division(item: object) -> bool:
-    """Return True if an answer has a fraction that is not in lowest terms: ``x < 8/2``."""
     if isinstance(item, Value):
         number = parse_number(item.text)
         return number is not None and not number.is_evaluated
@@ -208,7 +204,6 @@ def _is_divided(node: Node) -> bool:
 
 
 def _powers(node: Node) -> Iterator[tuple[Node, int]]:
-    """Yield the factors of a product with integer exponents, negative in the denominator."""
     open_factors = [(node, 1)]
     while open_factors:
         factor, times = open_factors.pop()
@@ -236,7 +231,6 @@ def _terms(node: Node) -> tuple[Node, ...]:
 
 
 def _width(node: Node) -> int:
-    """Return the number of terms after expanding products of sums."""
     if node.kind == "add":
         return sum(map(_width, node.args))
     return math.prod(map(_width, node.args)) if node.kind == "mul" else 1
