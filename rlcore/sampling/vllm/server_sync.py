@@ -34,8 +34,7 @@ class Server(Protocol):
     policy_version: int
     asleep: tuple[str, ...]
 
-    def is_alive(self) -> bool:
-        ...
+    def is_alive(self) -> bool: ...
 
     def start(self) -> None:
         """Restart the server with the weights that it served last."""
