@@ -5,8 +5,8 @@
     worked   4+3=7;7-6=1;1+7=8;8-2=6;
              #### 6
 
-A small network cannot state the answer directly, but step by step, which a policy can discover. Every worked solution
-has the same length, so a reward model cannot use it.
+A small network cannot state the answer directly, but can write it step by step, which a policy can discover. Every
+worked solution has the same length, so a reward model cannot use it.
 """
 
 from __future__ import annotations

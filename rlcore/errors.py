@@ -6,7 +6,8 @@ from __future__ import annotations
 class RlcoreError(Exception):
     """Base of all errors raised on purpose.
 
-    ``what``: problem and offending value. ``where``: file, row, field or key. ``fix``: the user's action.
+    ``what``: problem and offending value. ``where``: file, row, field or key. ``fix``: the user's action, unless
+    ``what`` implies it.
     """
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:

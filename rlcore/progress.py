@@ -1,6 +1,6 @@
 """Progress of long loops, as records of the logger ``rlcore.progress``: without a listener they cost nothing.
 
-A listener adds a handler and sets the level to ``DEBUG``; ``record.progress`` is a:class:`Progress`.
+A listener adds a handler and sets the level to ``DEBUG``; ``record.progress`` is a :class:`Progress`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Strict construction of frozen dataclasses from nested mappings; every error names the path of its key.
 
-Types carry bounds (``Annotated[int, at_least(1)]``). ``__post_init__`` raises a:class:`ConfigError` with one line per
+Types carry bounds (``Annotated[int, at_least(1)]``). ``__post_init__`` raises a :class:`ConfigError` with one line per
 error on several fields. A table may be one of several dataclasses (:class:`OneOf`), or include the keys of another
 (``field(metadata=INLINE)``).
 """
@@ -93,7 +93,7 @@ class Shape:
     """Parts of a type of settings.
 
     ``of``: values of a ``choice``, type of the items of a ``list`` or ``mapping``, dataclass of a ``table``,
-    a:class:`OneOf`, or types of a ``scalar``. Only scalars have bounds.
+    a :class:`OneOf`, or types of a ``scalar``. Only scalars have bounds.
     """
 
     form: Literal["choice", "list", "mapping", "table", "one of", "scalar"]

@@ -102,7 +102,7 @@ class Rollout:
         branches: Other samples of the episode, which no single sequence holds: an agent may rewrite its history. They
             share its score; this rollout has its last answer. Each sampled token is True in exactly one mask.
         fork: Reason for a branch; else "".
-        num_sampled: Of an agent's episode; else None.
+        num_sampled: Tokens sampled in an agent's episode; else None.
         replica: Number of the first turn's engine; equality ignores it.
     """
 

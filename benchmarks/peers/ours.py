@@ -111,7 +111,7 @@ def _see_samples(record: Record, samples: Sequence[TrainingSample]) -> None:
 
 
 def grpo(work: Work, record: Record, microbatch: int, option: str) -> None:
-    """Run:func:`rlcore.train` with canaries and audit, but no checkpoints: TRL writes none either."""
+    """Run :func:`rlcore.train` with canaries and audit, but no checkpoints: TRL writes none either."""
     learner = LocalLearner(_make_learner(work, _policy(work, record, option), microbatch))
     tokenizer = ChatTokenizer.of(work.make_tokenizer(), (EOS,))
     weights = learner.learner.policy

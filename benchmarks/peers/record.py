@@ -1,7 +1,7 @@
 """Observation of one side of a comparison: time, memory, and the work that was really done; equal work, or an error.
 
 Nothing here comes from settings: token ids and advantages reach the trainer, updates, gradients and weights the
-optimizer; precisions are a layer's output's.
+optimizer; precisions are of a layer's output.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Layout:
 
     @property
     def destination(self) -> str:
-        """Location of those files: the user's (``s3://…``), else:attr:`artifacts`."""
+        """Location of those files: the user's (``s3://…``), else :attr:`artifacts`."""
         return os.environ.get("MLFLOW_ARTIFACTS_DESTINATION") or self.artifacts.as_uri()
 
     @property

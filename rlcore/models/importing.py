@@ -229,7 +229,7 @@ def _plain_copy(packed: PreTrainedModel) -> PreTrainedModel:
 
 
 def configure_tokenizer(backend: PreTrainedTokenizerBase, config: ModelConfig) -> None:
-    """Give a loaded tokenizer the template, its defaults and its date of a preset.
+    """Give a loaded tokenizer a preset's template, defaults and date.
 
     Raises:
         ModelError: A template that does not end, is missing, or does not use what is set.

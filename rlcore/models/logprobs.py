@@ -157,10 +157,11 @@ def fused_loss(
     """Return the sum of ``loss_of`` over chunks of whole sequences, computing the gradient in the same pass.
 
     Args:
-        loss_of: (slice of N, log-probabilities [n] with gradient, entropies [n] without) -> scalar.
+        loss_of: (slice of N, log-probabilities [n] with gradient, entropies [n] without) -> scalar. Called once per
+            chunk.
         lengths: Tokens of each sequence; they add up to N.
 
-    Otherwise as:func:`chunked_logprobs`.
+    Otherwise as :func:`chunked_logprobs`.
     """
     arguments = (hidden, head_weight, targets, loss_of, tuple(lengths), temperature, dtype or head_weight.dtype)
     loss: Tensor = _FusedLoss.apply(*arguments)  # type: ignore[no-untyped-call]

@@ -45,7 +45,7 @@ class AdaptedModel(nn.Module):
     """Model ``base`` with the adapter ``name`` active, or with none if ``name`` is ""; usable as policy or backbone.
 
     Its parameters are those of its adapter; the base is frozen, shared, and not a submodule. Passes of several models
-    may alternate, a backward pass may follow another model's forward pass.
+    may alternate, and a backward pass may follow another's forward pass.
     """
 
     def __init__(self, base: PreTrainedModel, name: str) -> None:

@@ -105,7 +105,7 @@ class Offer:
     Attributes:
         max_choices: Completions of a request; ``max_stops``: stop strings.
         model: Name for requests without one; "" if they need one.
-        refused: Refused unless their value has no effect, as in:data:`UNSUPPORTED`.
+        refused: Refused unless their value has no effect, as in :data:`UNSUPPORTED`.
         ignored: Have no effect.
         ignores_unknown: Ignore others with a warning, instead of refusing them.
     """

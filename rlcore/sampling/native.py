@@ -1,7 +1,7 @@
 """Built-in rollout engine: batched decoding of a Hugging Face causal language model in plain torch.
 
-Samples of a group share their prompt's keys and values. Models that cannot are decoded by the library, more slowly. On
-a CPU, products are oneDNN's with packed weights.
+Samples of a group share their prompt's keys and values. Models that cannot share are decoded by the library, more
+slowly. On a CPU, products are oneDNN's with packed weights.
 """
 
 from __future__ import annotations

@@ -244,7 +244,7 @@ def sample_by_difficulty(
     Args:
         tried: Counts of each item. An item with None is not sampled.
         band: Lowest and highest pass rate.
-        weight: ``even`` repeats none; ``learnability`` in proportion to:func:`learnability`.
+        weight: ``even`` repeats none; ``learnability`` in proportion to :func:`learnability`.
     """
     low, high = band
     known = [

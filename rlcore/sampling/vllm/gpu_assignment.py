@@ -25,7 +25,7 @@ class VisibleGpus:
     Attributes:
         trainer: Index of the trainer's GPU; None on a CPU.
         free: Fraction of the trainer's GPU memory that is free now.
-        learns: True if a learner will use more of it.
+        learns: True if a learner will use more of that GPU.
     """
 
     count: int
@@ -114,7 +114,7 @@ def choose_transfer(
     """Return the transport of the weights; ``auto`` resolves to one.
 
     Args:
-        shares: As of:func:`shares_trainer_gpu`.
+        shares: As of :func:`shares_trainer_gpu`.
         can_send: True if vLLM is installed here and can send from GPU to GPU.
 
     Raises:

@@ -281,7 +281,7 @@ class VllmSampler:
 
 @contextmanager
 def open_vllm(spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[str], None]) -> Iterator[VllmSampler]:
-    """Open an engine that serves its checkpoint, and remove all of it on exit."""
+    """Open an engine that serves its checkpoint; stop and remove it on exit."""
     with open_alone(spec, tokenizer, progress) as sampler:
         sampler.sync.begin()
         yield sampler
@@ -361,7 +361,7 @@ def rescored(rows: Sequence[Mapping[str, Any]], completion_ids: Sequence[int], *
 
 
 class EngineWatch:
-    """Statistics of a server between two calls of:meth:`take`, within:meth:`over`.
+    """Statistics of a server between two calls of :meth:`take`, within :meth:`over`.
 
     A server that publishes no statistics (``--disable-log-stats``) gives only ``engine/retries``.
     """

@@ -79,7 +79,7 @@ def pack(
 ) -> Weights:
     """Check ``state`` against the ``shapes`` of the server's checkpoint, and write the weights to ``path``.
 
-    The file stays while it is served, for restarts; none is written unless:func:`needs_file`.
+    The file stays while it is served, for restarts; none is written unless :func:`needs_file`.
 
     Raises:
         SamplingError: Names or shapes differ.
@@ -172,8 +172,8 @@ class Converted(Mapping[str, torch.Tensor]):
 def write_weights(weights: Converted, path: Path) -> None:
     """Write the weights in the safetensors format, with one tensor at a time in CPU memory.
 
-    The library's needs all. The format (https://huggingface.co/docs/safetensors): the header's length in 8 bytes, the
-    header, the tensors' bytes without gaps.
+    The library's writer needs all. The format (https://huggingface.co/docs/safetensors): the header's length in 8
+    bytes, the header, the tensors' bytes without gaps.
 
     Raises:
         OSError: There is no room.

@@ -1,7 +1,7 @@
 """Worker extension of vLLM (``--worker-extension-cls``) that receives new weights from the trainer.
 
-Its import adds transports without a GPU to vLLM's weight-transfer API: ``shared_memory``, which sends only a file name,
-and ``gloo``.
+Importing it adds transports without a GPU to vLLM's weight-transfer API: ``shared_memory``, which sends only a file
+name, and ``gloo``.
 """
 
 from __future__ import annotations
