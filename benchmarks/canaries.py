@@ -1,8 +1,8 @@
 """Rates of the sync canary: stops of correct syncs, and detected faults, by learning rate, precision and engine.
 
-A small model learns arithmetic, then takes optimizer steps at each learning rate in each precision. After every step
-the native engine receives the weights and the canary checks it, with healthy engines and with injected faults. A step
-that changes nothing in the engine's precision leaves nothing to detect, and is not counted.
+A small model learns arithmetic, then takes optimizer steps at each learning rate and precision. After each, the native
+engine gets the weights and the canary checks it, healthy or with an injected fault. Steps that change nothing in the
+engine's precision are not counted.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ FIRST_VERSION = 10_000  # seeds draws different from those that set the bounds
 
 @dataclass
 class Cell:
-    """Syncs of one kind: their number, how many the canary stopped, and its readings of the correct ones.
+    """Syncs of one kind, those that the canary stopped, and its readings of the correct ones.
 
-    ``by_logprobs``: how many it would have stopped if no weight could be compared.
+    ``by_logprobs``: stopped if no weight could be compared.
     """
 
     syncs: int = 0
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def make_work(folder: Path) -> tuple[ChatTokenizer, torch.nn.Module, list[Prompt]]:
-    """Train a model with a tied head for a minute at most: it is sure of some tokens, not of others."""
+    """Train a model with a tied head for a minute at most: sure of some tokens, not of others."""
     import_model(ModelConfig(source="scratch", shape=SHAPE), folder, seed=0)
     tokenizer = ChatTokenizer.load(folder)
     model = load_policy(folder, device=torch.device("cpu"), dtype=torch.float32)
@@ -256,7 +256,7 @@ def native(
 class Session:
     """Learner of ``model``'s weights in ``dtype`` with an engine that serves them.
 
-    ``rank``: of a LoRA on a frozen base in ``dtype``; 0: all weights are trained.
+    ``rank``: of a LoRA on a frozen base; 0: none.
     """
 
     def __init__(
@@ -295,7 +295,6 @@ class Session:
         return sample_probes(self.engine, self.prompts, self.params, seed=self.version)
 
     def begin(self) -> EngineCalibration:
-        """Run the canary before any update."""
         self.baseline = calibrate_engine(self.engine, self.probes(), self.truth)
         return self.baseline
 
@@ -314,11 +313,9 @@ class Session:
         self.version += 1
 
     def push(self) -> None:
-        """Send the weights to the engine."""
         self.engine.load_weights(merged_state(self.policy), policy_version=self.version)
 
     def prove(self) -> dict[str, float]:
-        """Run the canary after a sync."""
         return sync_canary(self.engine, self.probes(), self.truth, self.baseline)
 
     def step(self, learning_rate: float) -> dict[str, float]:
@@ -329,7 +326,6 @@ class Session:
 
 
 def _text(prompt: Prompt, draws: torch.Generator) -> tuple[int, ...]:
-    """Return tokens to train on: those of the prompt in another order, which are in the model's vocabulary."""
     order = torch.randperm(len(prompt.token_ids), generator=draws).tolist()
     return tuple(prompt.token_ids[place] for place in order)
 

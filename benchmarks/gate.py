@@ -2,9 +2,8 @@
 
     python -m benchmarks.gate [--rows 200000 1000000] [--shared-words warn quarantine]
 
-The file has seeded words, with rows as long as those of GSM8K; every row is kept, which is the most work for the gate.
-The tokenizer is a BPE of 8,000 tokens with the template of ChatML. Each line of the table is its own process, whose
-peak of resident memory the system reports; ``base`` is its memory before it reads a row.
+The rows of seeded words are as long as those of GSM8K, and all kept, which is the most work for the gate. Each line is
+its own process with its peak of resident memory; ``base`` is its memory before it reads a row.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def _row(shared_words: str, rows: int) -> tuple[str, ...]:
 
 
 def measure(rows: int, shared_words: str) -> tuple[float, float, float]:
-    """Measure processor seconds, and memory before and at the peak, bytes, of one gate over ``rows`` rows."""
+    """Measure processor seconds, and bytes of memory before and at the peak, of one gate over ``rows`` rows."""
     from rlcore.tasks.kinds.data.step import token_meter
     from rlcore.tasks.presets.data import ComparisonConfig, DatasetConfig
     from rlcore.tasks.steps.data import prepare_dataset

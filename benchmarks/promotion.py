@@ -1,8 +1,7 @@
 """Rates at which the promotion gate promotes models that are not better, and models that are. Prints tables.
 
-Answers are simulated: each problem has its own difficulty (Beta(1, 1)), and each model answers it correctly with that
-probability, independently. A better challenger is correct with ``gain`` more on every problem, on average. Task slices
-and lengths are simulated too, so that a comparison includes every kind of check.
+Each problem has its own difficulty (Beta(1, 1)), and models answer it correctly with that probability, independently; a
+better challenger with ``gain`` more on average. Task slices and lengths are simulated too, for every kind of check.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def make_world(generator: np.random.Generator, n: int) -> World:
 
 
 def _decisions(n: int, count: int, *, gain: float = 0.0, look: int = 1, is_whole: bool = False) -> list[bool]:
-    """Return a mask of promoting comparisons, by the gain alone or by all checks; it draws its own numbers."""
+    """Return a mask of promoting comparisons, by the gain alone or by all checks."""
     found: list[bool] = []
     for place in range(count):
         generator = np.random.default_rng([SEED, n, place])

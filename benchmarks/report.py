@@ -17,7 +17,7 @@ LIBRARIES = ("torch", "transformers", "trl")
 
 
 def describe(loads: Sequence[float]) -> str:
-    """Describe the machine in a sentence. Loads: at the start and after each arm; a running arm adds one."""
+    """Describe the machine in a sentence; ``loads``: at the start and after each arm, which adds one."""
     versions = ", ".join(filter(None, map(_version, LIBRARIES)))
     quiet = loads[0] < QUIET_LOAD and max(loads) < 1 + QUIET_LOAD
     state = "quiet machine" if quiet else "BUSY machine: compare CPU seconds, not wall seconds"
@@ -28,7 +28,7 @@ def describe(loads: Sequence[float]) -> str:
 
 
 def processor() -> str:
-    """Return the processor's name, and the units that decide the speed of its products."""
+    """Return the processor's name, and the units that decide its speed."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

@@ -5,8 +5,8 @@
     worked   4+3=7;7-6=1;1+7=8;8-2=6;
              #### 6
 
-A small network fails to state the answer directly, but can write it step by step, which a policy can discover. Every
-worked solution has the same length, right or wrong, so a reward model cannot use the length.
+A small network cannot state the answer directly, but can write it step by step, which a policy can discover. Every
+worked solution has the same length, so a reward model cannot use it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def worked(problem: str) -> str:
 
 
 def corrupted(problem: str, rng: random.Random) -> str:
-    """Return a worked solution of equal length with correct steps and another digit as the answer."""
+    """Return a worked solution with correct steps and another digit as the answer."""
     totals = _running_totals(problem)
     final = rng.choice([final for final in range(MAX_TOTAL + 1) if final != totals[-1]])
     return _render(_terms(problem)[1:], totals, final)
@@ -94,8 +94,8 @@ def generate_demonstrations(
 def generate_pairs(rng: random.Random, *, num_train: int, num_eval: int) -> list[dict[str, Any]]:
     """Return rows of ``preference_pairs/v2``: a correct worked solution and a wrong one.
 
-    Three in four wrong ones are worked and equally long, one in four is a direct wrong answer. Without the latter
-    style, a reward model would score it at random, which RL would exploit.
+    One in four wrong ones is direct, the others worked and equally long. Without the direct ones, a reward model would
+    score them at random, which RL would exploit.
     """
 
     def row(problem: str) -> dict[str, Any]:

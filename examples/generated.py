@@ -18,7 +18,7 @@ def rows_of_problems(
 ) -> list[dict[str, Any]]:
     """Return a row for each of ``num_train + num_eval`` problems, with conversation and split.
 
-    ``row`` returns the other columns; its own ``messages`` are kept. There are fewer rows if ``problems`` ends.
+    ``row`` returns the other columns, and may return its own ``messages``.
     """
     missing = {"train": num_train, "eval": num_eval}
     rows = []

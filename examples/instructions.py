@@ -1,6 +1,6 @@
 """AlpacaEval's pairs in three parts by prompt: held-out ones, and those of a reward model and of an independent judge.
 
-A judge that was trained on the same prompts as the reward model can repeat its errors, and a policy may have used them.
+A judge trained on the reward model's prompts can repeat errors that a policy has used.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     called    <tool:calculator>47*86</tool>     the calculator returns 4042
               #### 4042
 
-A network of this size cannot multiply, so a guess is mostly wrong. Copying the problem into a call, and the result into
-the answer, is easier. Demonstrations of both kinds are correct, so a policy learns only from the outcome which works.
+Such a network cannot multiply, but can copy the problem into a call, and the result into the answer. All demonstrations
+are correct, so a policy learns only from the outcome which kind works.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@
     nested      def f(x):
                  return ((5-(x+3))*2)%7
 
-Both styles are correct. A nested expression begins with the last step, so a small network must plan; one statement per
-step is easier. Only the tests show a policy which style works.
+A nested expression begins with the last step, so a small network must plan; one statement per step is easier. Only the
+tests show a policy which style works.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def nested(problem: str) -> str:
 
 
 def reference(problem: str, rng: random.Random) -> str:
-    """Return the reference of ``code_tasks/v1``: hidden tests at points that differ between problems."""
+    """Return hidden tests (``code_tasks/v1``) at points that differ between problems."""
     points = rng.sample(_POINTS, NUM_TESTS)
     while len({value(problem, x) for x in points}) == 1:
         points = rng.sample(_POINTS, NUM_TESTS)

@@ -5,8 +5,8 @@
     called    <tool:query>SELECT price FROM stock WHERE id=481</tool>     the database returns 57
               #### 57
 
-Each question has its own table, so a guess is correct only by chance. Demonstrations of both kinds are correct, so a
-policy learns only from the outcome which works.
+Each question has its own table, so a guess is correct only by chance. All demonstrations are correct, so a policy
+learns only from the outcome which kind works.
 """
 
 from __future__ import annotations

@@ -18,9 +18,7 @@ class ToolTask:
     """Task with a tool.
 
     Attributes:
-        problem_id: Returns the id of a question.
         call: Returns the turn that calls the tool.
-        tool_output: Returns the tool's output.
         guess: Returns the direct answer, without the tool.
         answered: Returns the turn after the tool output.
     """
@@ -62,7 +60,7 @@ class ToolTask:
         return rows_of_problems(problems, row, num_train=num_train, num_eval=num_eval)
 
     def generators(self, *, direct_share: float) -> dict[Kind, Generator]:
-        """Return the generators of both kinds of rows; ``direct_share`` is the default of their option."""
+        """Return the generators of both kinds of rows; ``direct_share``: default."""
         options = {"direct_share": Option(default=direct_share, low=0.0, high=1.0)}
         return {
             "prompts": Generator(make=self.prompts),

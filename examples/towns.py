@@ -5,9 +5,8 @@
     searched   <tool:search>Fasone</tool>     the search returns "Fasone: wells 22, mills 32, boats 20."
                mills 32 #### 32
 
-Only the passages of ``towns.jsonl`` answer the questions. Evaluation questions ask for figures that no training
-question has, so a guess is correct only by chance. Demonstrations of both kinds are correct, so a policy learns only
-from the outcome which works.
+Only the passages of ``towns.jsonl`` answer. Evaluation asks for figures that no training question has, so a guess is
+correct only by chance. All demonstrations are correct, so a policy learns only from the outcome which kind works.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def _guess(problem: str) -> str:
 
 
 def _answered(problem: str) -> str:
-    """Name the figure first, as its passage does, which is easier to copy."""
+    """Name the figure first, as its passage does: that is easier to copy."""
     return f"{_parts(problem)[0]} {answer(problem)} {_guess(problem)}"
 
 

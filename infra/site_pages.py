@@ -77,7 +77,7 @@ def _name(found: Any, name: str) -> str:
 
 
 def _called(found: Any, name: str) -> str:
-    """Return a name with its signature, and the first line of a method as a comment above it."""
+    """Return a name with its signature, below the first line of a method."""
     signature = inspect.signature(found)
     given = list(_parameters(each for each in signature.parameters.values() if each.name != "self"))
     result = "" if inspect.isclass(found) else f" -> {_type(signature.return_annotation)}"
@@ -107,7 +107,7 @@ def _first(found: Any) -> str:
 
 
 def layouts() -> str:
-    """Return a line of each layout: of what data, adapter, and the columns that each kind of rows reads."""
+    """Return a line of each layout: its data, adapter, and the columns of each kind of rows."""
     head = ("| data | adapter | rows, and the columns that they read |", "|---|---|---|")
     return "\n".join([*head, *map(_layout, LAYOUTS)])
 
@@ -168,7 +168,7 @@ def _size(layers: int, hidden: int, keys: int, wide: int, vocabulary: int, embed
 
 
 def peers() -> str:
-    """Return a table for TRL and one for verl: each key with ours, its default and what to know."""
+    """Return a table for TRL and one for verl: each key with ours and its default."""
     return "\n\n".join(f"### {title}\n\n" + "\n".join(_peer(name)) for name, title in PEERS.items())
 
 
@@ -197,7 +197,6 @@ def _preset(file: Path) -> str:
 
 
 def _placeholders(file: Path) -> list[str]:
-    """Return overrides for the keys that a preset leaves to those that extend it."""
     required = tomllib.loads(file.read_text(encoding="utf-8")).get("requires", ())
     return [f"{key}={_PLACEHOLDERS.get(key, 'prompts')}" for key in required]
 

@@ -1,8 +1,8 @@
 """Prefect worker that also corrects Prefect's records: ``python -m infra.worker`` with ``PREFECT_API_URL`` set.
 
-It takes the options of ``prefect worker start``. A thread (``watch``) finds dead runs and queues them again. It handles
-the runs of a worker with its ``--name``, so each machine needs its own constant name (default: the host name). The runs
-that it starts outlive it (``worker_output``).
+It takes the options of ``prefect worker start``. A thread (``watch``) queues dead runs again, those of a worker with
+its ``--name``: each machine needs a constant name of its own (default: the host name). Its runs outlive it
+(``worker_output``).
 """
 
 from __future__ import annotations

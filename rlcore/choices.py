@@ -12,7 +12,7 @@ Row = TypeVar("Row")
 def choices(setting: str, rows: Mapping[str, Row]) -> Mapping[str, Row]:
     """Return a table of rows, one for each value of ``setting``.
 
-    Cache keys of pipeline stages read such tables from the source: they must be at the top level of a module, with
-    literal names. A key covers only imports used by the selected row, not those of other rows.
+    Cache keys read tables from the source, at the top level of a module, with literal names. A key covers only imports
+    of the selected row.
     """
     return MappingProxyType(dict(rows))

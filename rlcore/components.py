@@ -20,8 +20,8 @@ from rlcore.types import Prompt
 class HeldOut:
     """Problems that evaluate a run every ``eval_every`` iterations, and are never trained on.
 
-    ``verifier`` grades, independently of the training reward. ``confidence``: level of the interval. ``correct_from``:
-    the score from which an answer is correct, of datasets whose verifier gives scores; of others 0.99.
+    ``verifier``: independent of the training reward. ``correct_from``: lowest score of a correct answer, by dataset; by
+    default 0.99.
     """
 
     prompts: Sequence[Prompt]
@@ -35,13 +35,12 @@ class Components:
     """All fixed objects of a run.
 
     Attributes:
-        learner: Policy, reference policy, critic, optimizers and configuration.
         engine: Receives the weights.
         sampler: Gives the rollouts: the engine itself, or episodes with tools on it.
         engine_dtype: Compute precision of the engine.
         folder: Folder of the checkpoints.
         identity: Inputs that checkpoints must match.
-        mixture_weights: Weight above 0 of each dataset; empty with a single dataset.
+        mixture_weights: Weight above 0 of each dataset; empty with a single one.
     """
 
     seed: int
@@ -60,5 +59,4 @@ class Components:
 
     @property
     def config(self) -> RlConfig:
-        """Configuration of the run, which the learner was made with."""
         return self.learner.config

@@ -6,8 +6,8 @@ from __future__ import annotations
 class RlcoreError(Exception):
     """Base of all errors raised on purpose.
 
-    ``what``: the problem and the offending value. ``where``: file, row, field or configuration path. ``fix``: action of
-    the user, unless ``what`` implies it.
+    ``what``: problem and offending value. ``where``: file, row, field or key. ``fix``: the user's action, unless
+    ``what`` implies it.
     """
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:

@@ -21,7 +21,7 @@ def describe_installation() -> str:
 
 
 def requirements(*extras: str) -> tuple[Requirement, ...]:
-    """Return what the named extras require on this platform beyond the library; without extras, the library's own.
+    """Return what extras require on this platform beyond the library; without extras, the library's own.
 
     Raises:
         importlib.metadata.PackageNotFoundError: rlcore is not installed.
@@ -44,8 +44,7 @@ def extra_names() -> tuple[str, ...]:
 def install_command(*extras: str) -> str:
     """Return the ``pip`` command that adds extras to this installation, from where it came.
 
-    That is the checkout, the wheel, the repository or, without a record of another origin, a package index. If a file
-    is gone, the command names the requirements themselves.
+    That is the checkout, wheel, repository or package index; if a file is gone, the requirements themselves.
     """
     return shlex.join(("pip", "install", *_arguments(f"[{','.join(extras)}]", extras)))
 
@@ -80,7 +79,7 @@ def _arguments(bracket: str, extras: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _origin() -> dict[str, Any]:
-    """Return pip's record of where the distribution came from; empty for an index."""
+    """Return pip's record of the distribution's origin; empty for an index."""
     try:
         text = metadata.distribution("rlcore").read_text("direct_url.json")
     except metadata.PackageNotFoundError:  # run from a checkout by its path

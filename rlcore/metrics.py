@@ -26,7 +26,7 @@ _DATA = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="ut
 class Metric:
     """One metric. ``<…>`` in ``name`` matches any text without a slash.
 
-    ``expected_range``: range or trend in a healthy run; ``fix``: what to try otherwise.
+    ``expected_range``: of a healthy run; ``fix``: what to try otherwise.
     """
 
     name: str

@@ -1,7 +1,6 @@
 """Progress of long loops, as records of the logger ``rlcore.progress``: without a listener they cost nothing.
 
-Results do not depend on it. A listener adds a handler to the logger and sets its level to ``DEBUG``; each record has a
-:class:`Progress` in ``record.progress``.
+A listener adds a handler and sets the level to ``DEBUG``; ``record.progress`` is a :class:`Progress`.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ Scope = Literal["stage", "loop", "phase", "part"]
 class Progress:
     """``done`` of ``total`` of ``label``.
 
-    A ``stage`` has one ``loop``, such as iterations; a turn of it has phases, such as an update; a phase has parts,
-    such as answers. Stages and phases have ``total`` 0. ``fraction``: finished part of the work, if
-    unfinished units count too. ``metrics``: those of the last turn, or ``tokens`` so far.
+    A ``stage`` has one ``loop``, such as iterations; its turns have phases, such as an update, with parts, such as
+    answers. Stages and phases have ``total`` 0. ``fraction``: counts unfinished units too. ``metrics``: of the last
+    turn, or ``tokens`` so far.
     """
 
     scope: Scope

@@ -1,8 +1,8 @@
 """Strict construction of frozen dataclasses from nested mappings; every error names the path of its key.
 
-A type carries its bounds (``Annotated[int, at_least(1)]``). ``__post_init__`` checks conditions on several fields and
-raises a :class:`ConfigError` with one line per error. A table may be one of several dataclasses (:class:`OneOf`), and
-a dataclass may include the keys of another (``field(metadata=INLINE)``).
+Types carry bounds (``Annotated[int, at_least(1)]``). ``__post_init__`` raises a :class:`ConfigError` with one line per
+error on several fields. A table may be one of several dataclasses (:class:`OneOf`), or include the keys of another
+(``field(metadata=INLINE)``).
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ TYPE_NAMES: Mapping[type, str] = {str: "string", int: "integer", float: "float",
 
 @dataclass(frozen=True)
 class Bound:
-    """Limit of a number: its words in a message, and its limits by their names in JSON Schema."""
+    """Limit of a number, in words and by its name in JSON Schema."""
 
     text: str
     limits: tuple[tuple[str, float], ...]
 
     def holds(self, value: float) -> bool:
-        """Return True if a value is within the limits."""
         return all(_TESTS[name](value, limit) for name, limit in self.limits)
 
 
@@ -93,8 +92,8 @@ class OneOf:
 class Shape:
     """Parts of a type of settings.
 
-    ``of``: the values of a ``choice``, the type of the items of a ``list`` or ``mapping``, the dataclass of a
-    ``table``, a :class:`OneOf`, or the types that a ``scalar`` may have. Only scalars have bounds.
+    ``of``: values of a ``choice``, type of the items of a ``list`` or ``mapping``, dataclass of a ``table``,
+    a :class:`OneOf`, or types of a ``scalar``. Only scalars have bounds.
     """
 
     form: Literal["choice", "list", "mapping", "table", "one of", "scalar"]
@@ -126,19 +125,19 @@ def shape_of(kind: Any) -> Shape:
 
 
 class _Errors(list[str]):
-    """Errors found so far, the caller's hint for a key that does not belong where it is, and the keys at the top."""
+    """Errors so far, the caller's hint for unknown keys, and the top-level keys."""
 
     def __init__(self, hint: Hint, top: Sequence[str]) -> None:
         super().__init__()
         self._hint, self._top = hint, top
 
     def wrong(self, kind: Any, path: str, value: object, text: str) -> Any:
-        """Add the error of a value, and return one that stands in for it."""
+        """Add an error, and return a value that stands in."""
         self.append(f"{path} = {value!r}: {text}")
         return _stand_in(kind)
 
     def hint(self, path: str, value: object) -> str:
-        """Return what a key means where it is none: the caller's hint, or a key of that name at the top."""
+        """Return what an unknown key means: the caller's hint, or a top-level key of that name."""
         last = path.rpartition(".")[2]
         is_section = last != path and last in self._top and isinstance(value, Mapping)
         inner = value
@@ -153,7 +152,7 @@ def build(
 ) -> T:
     """Build a frozen dataclass from nested mappings, strictly.
 
-    ``hint`` returns what is meant by an unknown key, from its path and value, or "".
+    ``hint`` explains an unknown key, from its path and value, or returns "".
 
     Raises:
         ConfigError: With all errors of :func:`build_partly`.
@@ -167,9 +166,9 @@ def build(
 def build_partly(
     kind: type[T], document: Mapping[str, Any], *, hint: Hint = lambda *_: ""
 ) -> tuple[T | None, list[str]]:
-    """Build as far as possible, so that the rest can be checked: return the value, and errors with their paths.
+    """Build as far as possible: return the value, and errors with their paths.
 
-    Legal values stand in for wrong ones; a named table that cannot be built is left out. None: nothing can be built.
+    Legal values stand in for wrong ones; tables that cannot be built are left out. None: nothing can be built.
     """
     errors = _Errors(hint, keys_of(kind) if dataclasses.is_dataclass(kind) else ())
     return _build(kind, document, "", errors), errors
@@ -244,7 +243,7 @@ def _scalar_error(shape: Shape, value: Any) -> str:
 
 
 def _stand_in(kind: Any) -> Any:
-    """Return a legal value of a type, by its bounds; None for a table."""
+    """Return a legal value of a type; None for a table."""
     shape = shape_of(kind)
     if shape.form in ("table", "one of"):
         return None

@@ -22,12 +22,10 @@ _SIGNAL = signal.SIGUSR2  # user code may use SIGALRM itself
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallTimeout:
-    """Timeout of a call of user code, and the text of its error.
+    """Timeout of a call of user code, with its error's text.
 
     Attributes:
-        seconds: Timeout of one call.
         name: Name of the code in the error: "the reward function brief".
-        where: Input of the call.
         setting: Key that sets the timeout.
     """
 
@@ -39,7 +37,7 @@ class CallTimeout:
     def run(self, call: Callable[[], T], *, thread: WorkerThread | None = None) -> T:
         """Return the result of ``call``. The main thread runs it itself and is interrupted by a signal.
 
-        Other threads, which signals do not reach, run it in ``thread``, by default a new one.
+        Other threads run it in ``thread``, by default a new one.
 
         Raises:
             CallTimeoutError: It timed out.
@@ -68,7 +66,7 @@ class CallTimeout:
             signal.signal(_SIGNAL, before)
 
     def run_in_thread(self, call: Callable[[], T], thread: WorkerThread | None = None) -> T:
-        """Run ``call`` in another thread, by default a new one, with the caller's context and number of threads.
+        """Run ``call`` in another thread, with the caller's context and number of threads.
 
         Raises:
             CallTimeoutError: It timed out.
@@ -99,7 +97,7 @@ class CallTimeout:
 
 
 class WorkerThread:
-    """A thread that runs one call after another, so that thread-bound objects such as SQLite connections stay usable.
+    """A thread that runs one call after another, for thread-bound objects such as SQLite connections.
 
     A thread cannot be killed. One that timed out is abandoned and replaced; it ends with the process.
     """
@@ -121,7 +119,6 @@ class WorkerThread:
         return done.result()
 
     def end(self) -> None:
-        """End the thread after its current call."""
         if self._calls is not None:
             self._calls.put(None)
             self._calls = None
@@ -137,4 +134,4 @@ def _work(calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> N
 
 
 class _TooLateError(BaseException):
-    """Timeout. A BaseException, so that user code that catches every ``Exception`` does not catch it."""
+    """Timeout; no ``Exception``, which user code may catch."""

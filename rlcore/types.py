@@ -8,7 +8,7 @@ Per-token fields of a completion have one entry per completion token, aligned wi
     sampler_logprobs  [-0.1, -1.2, -0.01]     natural logarithm, of the tempered distribution
     loss_mask         [True, True, True ]     False on tool output
 
-A completion with a tool call has two turns, each with its EOS; the tool output between them is not trained on:
+A tool call makes two turns, each with its EOS; the output between them is not trained on:
 
     turn, EOS, output, turn, EOS    [ 5,    2,    |  8,     6     |  9,     2  ]
     loss_mask                       [True, True,  |  False, False |  True, True]
@@ -45,11 +45,11 @@ class Prompt:
 
     Attributes:
         reference: Reference answer, or JSON for a verifier of its task; "" if no reward needs it.
-        task: Family of problems, for metrics and verifiers.
-        dataset: Dataset of the prompt in a run with several; rewards may apply to some of them.
+        task: Problem family, for metrics and verifiers.
+        dataset: Dataset in a run with several.
         tools: JSON list of the tool schemas that the chat template describes, or "".
         columns: JSON object of the other columns of its source row, or "".
-        form: ``"text"`` if the source has the question as a text, ``"messages"`` if it has a conversation.
+        form: ``"text"`` or ``"messages"``, as its source has it.
     """
 
     prompt_id: str
@@ -80,9 +80,8 @@ class ToolCall:
 
     Attributes:
         text: The whole turn.
-        tool: Name of the tool; "" for a malformed call.
-        output: Output that the policy read, after truncation.
-        is_error: True if the output is an error message.
+        tool: Its name; "" for a malformed call.
+        output: As the policy read it, truncated.
     """
 
     text: str
@@ -98,14 +97,13 @@ class Rollout:
     Attributes:
         finish_reason: ``"length"`` if a limit on tokens or turns truncated it.
         text: Decoded last turn without special tokens; never tokenized again.
-        tool_calls: Earlier turns: each ended in a call, or was followed by a message of an agent.
-        environment_reward: Reward of the episode's environment, or None.
-        branches: Other samples of the same episode, whose tokens no single sequence holds: an agent may rewrite its
-            history. They share the score of the episode, whose last answer this rollout holds. A token that the policy
-            sampled is True in the mask of exactly one sample.
-        fork: On a branch, the reason why it is a sample of its own; else "".
-        num_sampled: Tokens that the engine sampled for an agent's episode; else None.
-        replica: Number of the engine that sampled its first turn; equality ignores it.
+        tool_calls: Earlier turns, each with a call or before an agent's message.
+        environment_reward: Of the episode's environment, or None.
+        branches: Other samples of the episode, which no single sequence holds: an agent may rewrite its history. They
+            share its score; this rollout has its last answer. Each sampled token is True in exactly one mask.
+        fork: Reason for a branch; else "".
+        num_sampled: Tokens sampled in an agent's episode; else None.
+        replica: Number of the first turn's engine; equality ignores it.
     """
 
     prompt: Prompt
@@ -168,12 +166,10 @@ class Score:
     """A grader's result for one rollout.
 
     Attributes:
-        value: Total reward, or None if the *grader* failed: the rollout leaves the group's baseline and has advantage
-            0. A wrong or unparsable *answer* has a value.
+        value: Total reward, or None if the *grader* (not the answer) failed: it leaves the group's baseline and has
+            advantage 0.
         terms: Reward terms before weighting, by name.
-        error: Reason of a failure.
-        turn_rewards: Part of ``value`` for the end of each turn; the rest is for the last token. Only per-token
-            advantages (GAE) use it.
+        turn_rewards: Part of ``value`` for each turn's end; the rest is for the last token. Only GAE uses it.
         skipped: Terms that do not apply to the rollout.
     """
 
@@ -205,8 +201,7 @@ class TrainingSample:
     """One sample ready for the update; tensors are 1-D, one entry per completion token, on the CPU.
 
     Tensors are float32 [T]; those of a disabled loss term (no reference policy, no critic) are zeros and are not read.
-    ``episode``, ``group``: number of its episode and of its group within the iteration. The samples of an episode share
-    one advantage and one weight.
+    ``episode``, ``group``: numbers within the iteration. An episode's samples share one advantage and one weight.
     """
 
     episode: int

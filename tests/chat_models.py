@@ -32,12 +32,10 @@ def make_checkpoint(folder: Path, *, seed: int = 3) -> Path:
 
 
 def conversation(question: str) -> list[dict[str, str]]:
-    """A question as every chat library takes it."""
     return [{"role": "user", "content": question}]
 
 
 def our_answers(checkpoint: Path, questions: Sequence[str] = QUESTIONS) -> list[tuple[tuple[int, ...], str]]:
-    """Token ids and text of the greedy answers by the sampler of the evaluation, in float32."""
     tokenizer = ChatTokenizer.load(checkpoint)
     turns = [(Message(role="user", content=question),) for question in questions]
     prompts = [

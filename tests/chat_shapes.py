@@ -239,7 +239,6 @@ def words_alone() -> PartEncoder:
 
 
 def write_tokenizer(folder: Path, kind: str, shape: Shape) -> Path:
-    """The files of a tokenizer of ``kind`` with the template of ``shape``."""
     made = Tokenizer.from_str(_made(kind))
     flags = dict.fromkeys(shape.flags, True)
     made.add_special_tokens([AddedToken(each, special=True, normalized=False, **flags) for each in shape.controls])
@@ -255,12 +254,10 @@ def write_tokenizer(folder: Path, kind: str, shape: Shape) -> Path:
 
 
 def load_tokenizer(folder: Path, kind: str, shape: Shape) -> ChatTokenizer:
-    """The same, loaded."""
     return ChatTokenizer.load(write_tokenizer(folder, kind, shape))
 
 
 def library_ids(tokenizer: ChatTokenizer, turns: Sequence[tuple[str, str]], *, is_prompt: bool) -> tuple[int, ...]:
-    """Return the token ids that transformers gives a conversation."""
     messages = [{"role": role, "content": content} for role, content in turns]
     made = tokenizer.hf_tokenizer.apply_chat_template(messages, add_generation_prompt=is_prompt, return_dict=False)
     return tuple(made)

@@ -152,7 +152,6 @@ def _empty_mlflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tracked_home(home: Home, _empty_mlflow_database: Path) -> Home:
-    """A state folder whose MLflow database is ready."""
     shutil.copyfile(_empty_mlflow_database, home.root / "mlflow.db")
     return home
 

@@ -30,7 +30,6 @@ class Hub:
 
 @contextmanager
 def hub_server() -> Iterator[Hub]:
-    """Serve a hub on this machine until the block ends."""
     hub = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
     hub.url = f"http://127.0.0.1:{server.server_port}"

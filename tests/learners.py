@@ -63,7 +63,6 @@ def shared_learner(*, dtype: torch.dtype = torch.float64, **settings: Any) -> Le
 def train_reward_model(
     model: ScalarHeadModel, pairs: Sequence[TokenPair], config: RewardModelConfig, *, seed: int, report: Report
 ) -> None:
-    """Train one member by itself, without an audit of labels."""
     model.train_last_layers(config.backbone.trainable_layers)
     sizes = {"num_epochs": config.num_epochs, "batch_size": config.batch_size}
     batches = shuffled_sets(preference_sets(pairs), **sizes, seed=seed, name="reward_model")
@@ -74,12 +73,10 @@ def train_reward_model(
 
 
 def save_checkpoint(root: Path, step: int, learner: Learner, *, run_state: Mapping[str, Any], **kept: Any) -> Path:
-    """Write a checkpoint at once."""
     return write_checkpoint(root, step, capture_state(learner, run_state=run_state), **kept)
 
 
 def weights_of(module: torch.nn.Module) -> torch.Tensor:
-    """A copy of all parameters, flat."""
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()]).clone()
 
 
@@ -120,6 +117,5 @@ def experience_of(
 
 
 def assert_same(ours: torch.Tensor, expected: torch.Tensor, bound: float) -> None:
-    """Equal up to a relative bound of the norm."""
     assert float(expected.norm()) > 0.0
     assert float((ours - expected).norm() / expected.norm()) < bound

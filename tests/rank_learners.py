@@ -148,8 +148,6 @@ def two_updates(
 
 
 def gradient(case: Case, held: Held = "full") -> Callable[[Ranks], torch.Tensor]:
-    """Work for ranks: the gradient of a first step in float32."""
-
     def work(ranks: Ranks) -> torch.Tensor:
         learner = make_learner(case, ranks, held, dtype=torch.float32)
         learner.trial(strategies.random_samples(0, dtype=torch.float32, **case.shape))
@@ -205,8 +203,6 @@ def saves(case: Case, root: Path) -> Callable[[Ranks], State]:
 
 
 def loads(case: Case, root: Path) -> Callable[[Ranks], State]:
-    """Work for ranks: what :func:`state_of` says of the checkpoint in ``root``."""
-
     def work(ranks: Ranks) -> State:
         with strategies.double_precision():
             learner = make_learner(case, ranks)

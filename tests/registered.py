@@ -40,7 +40,6 @@ ANNA = {"user": "anna", "host": "here"}
 
 
 def register_versions(tracker: Tracker, folder: Path, name: str) -> list[ModelVersion]:
-    """Three versions of a model, with one file each."""
     folder.mkdir()
     (folder / "config.json").write_text('{"hidden_size": 8}')
     package = Package(checkpoint=folder, card=Card(text="", license_id=""))
@@ -84,13 +83,11 @@ def kills_until_done(act: Callable[[], object]) -> int:
 
 
 def promote(home: Home, tracker: Tracker, version: ModelVersion, *, over: ModelVersion | None) -> AuditEntry | None:
-    """Promote a version by a verdict of its own."""
     grounds = Grounds(over=over, verdict=f"verdict-{version.version}", sentence="Promoted: better.")
     return champion.promote(home, tracker, version, grounds, actor=ANNA)
 
 
 def roll_back(home: Home, tracker: Tracker, name: str, *, version: int, reason: str) -> ModelVersion:
-    """Roll back a version; the champion."""
     return champion.roll_back(home, tracker, name, version=version, reason=reason, actor=ANNA)[0]
 
 
@@ -109,5 +106,4 @@ def sealed(checkpoint: Path, card: Card | None = None) -> tuple[Package, str]:
 
 
 def register_toy(home: Home, name: str = "toy") -> ArtifactRef:
-    """Run both stages; the checkpoint's artifact."""
     return run_pipeline([ROWS, SFT], ToyConfig.run(name=name), ["sft"], home=home, experiment=name)["sft"]

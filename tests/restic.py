@@ -38,7 +38,6 @@ class Page:
         return self._run(self._exports + _RESTORE, home)
 
     def check(self, home: Path) -> str:
-        """Run the line that reads the whole repository."""
         (line,) = (each for each in _NIGHTLY.splitlines() if each.startswith("restic check"))
         return self._run(self._exports + line, home)
 
@@ -66,7 +65,6 @@ class Page:
         return done.stdout
 
     def flip_bit(self) -> None:
-        """Flip a bit of the largest file of the repository."""
         path = max((self.repository / "data").rglob("*"), key=lambda each: each.stat().st_size)
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1

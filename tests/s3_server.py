@@ -17,7 +17,6 @@ class S3:
     url: str
 
     def variables(self) -> dict[str, str]:
-        """The environment of a client."""
         return {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": "tester",
@@ -39,7 +38,6 @@ class S3:
 
 @contextmanager
 def serve_s3() -> Iterator[S3]:
-    """Serve S3 on a free port."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

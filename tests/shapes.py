@@ -88,7 +88,6 @@ def is_public(node: ast.FunctionDef | ast.ClassDef) -> bool:
 
 
 def fields_of(node: ast.ClassDef) -> list[ast.AnnAssign]:
-    """The annotated fields of a class."""
     return [each for each in node.body if isinstance(each, ast.AnnAssign)]
 
 
@@ -97,7 +96,6 @@ def _named(name: str, place: ast.stmt) -> ast.expr:
 
 
 def has_axes(annotation: str) -> bool:
-    """Return True if the source of an annotation names the axes of a tensor."""
     return any(f"{name}[" in annotation for name in DTYPES)
 
 

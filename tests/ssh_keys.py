@@ -13,7 +13,6 @@ from rlcore.tasks.store.settings import Home
 
 
 def make_key(folder: Path, name: str) -> Path:
-    """A private key without a passphrase."""
     if shutil.which("ssh-keygen") is None:
         pytest.skip("ssh-keygen is not installed and could not be (see infra/install_programs.sh)")
     path = folder / name
@@ -22,7 +21,6 @@ def make_key(folder: Path, name: str) -> Path:
 
 
 def allowed(key: Path, principal: str = "", options: str = "") -> str:
-    """A line of allowed signers."""
     kind, text, _ = key.with_suffix(".pub").read_text(encoding="utf-8").split()
     return " ".join(filter(None, (principal or key.name, options, kind, text)))
 

@@ -78,7 +78,6 @@ def _norms_in_float64(model: LlamaForCausalLM) -> None:
 
 
 def random_tokens(count: int, generator: torch.Generator) -> tuple[int, ...]:
-    """``count`` token ids, any of the vocabulary, the padding id 0 included."""
     return tuple(torch.randint(0, VOCABULARY, (count,), generator=generator).tolist())
 
 
@@ -127,7 +126,6 @@ def random_samples(seed: int, *, dtype: torch.dtype = torch.float64, **shape: in
 
 
 def rl_config(algorithm: str = "grpo", **settings: object) -> RlConfig:
-    """A run's configuration with the required fields filled in."""
     required: Mapping[str, object] = {
         "algorithm": algorithm,
         "num_iterations": 4,
@@ -149,7 +147,6 @@ def scored_rollout(
     sampler_logprobs: tuple[float, ...] | None = None,
     finish_reason: FinishReason = "stop",
 ) -> ScoredRollout:
-    """A rollout with the given score; ``None``: the grader failed."""
     length = len(completion_ids)
     prompt = Prompt(prompt_id=str(prompt_ids), messages=(), token_ids=prompt_ids, reference="", task="test")
     rollout = Rollout(

@@ -6,11 +6,11 @@
     python -m benchmarks evidence --print    # the table of the claims, from what is measured
 
 The plan, with the expected differences, is ``claims.toml``. Each arm is written to
-``benchmarks/results/evidence-TASK-SEED.json`` when it ends, and is not run again; a killed arm resumes from its
-checkpoint. The state directory of a seed is removed when its arms are done.
+``benchmarks/results/evidence-TASK-SEED.json`` when it ends, and not run again; a killed one resumes. A seed's state
+directory is removed when its arms are done.
 
-A contrast is Σ weight · arm in each seed, whose arms answer the same problems. Its interval is Student's t over seeds.
-A figure that every seed measures on the same pairs has their variance besides, which more seeds do not reduce.
+A contrast is Σ weight · arm in each seed, whose arms answer the same problems. Its interval is Student's t over seeds,
+with the variance of pairs that all seeds share besides, which more seeds do not reduce.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ CLAIMS = Path(__file__).with_name("claims.toml")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A preset whose stages are arms, its seeds, other arms, and datasets that read the file of preferences."""
+    """A preset whose stages are arms, its seeds, and other arms."""
 
     preset: str
     seeds: Sequence[int] = (0, 1, 2)
@@ -102,7 +102,7 @@ def _run_task(task: str, options: argparse.Namespace) -> None:
 
 
 def arms_of(task: str, overrides: Sequence[str] = ()) -> list[str]:
-    """Return the arms of a task: the base and stages of its preset, each after those that it starts from, variants."""
+    """Return the arms of a task: base and stages of its preset, each after its start, and variants."""
     config = open_preset(TASKS[task].preset, tuple(overrides))
     arms = {name for name, stage in config.stages.items() if stage.kind != "rejection"}  # which only makes data
     graph = [stage.name for stage in stages(config)]
@@ -127,7 +127,7 @@ def run_seed(task: str, seed: int, home: Path, only: Sequence[str] = (), overrid
 
 
 def run_arm(arguments: Sequence[str], home: Path) -> dict[str, Any]:
-    """Run an arm in a process of its own; return its figures and the folders that no other arm needs."""
+    """Run an arm in its own process; return its figures and the folders that no other needs."""
     log = home / "log" / f"{arguments[2]}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {"RLCORE_HOME": str(home), "OMP_NUM_THREADS": "1"}
@@ -142,7 +142,7 @@ def run_arm(arguments: Sequence[str], home: Path) -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """Return the commit, marked if code differs from it; results are written by this benchmark."""
+    """Return the commit, marked if code differs from it."""
     status = ("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude,top)benchmarks/results")
     commit, changed = (
         subprocess.run(["git", *command], cwd=ROOT, capture_output=True, encoding="utf-8", check=True).stdout.strip()
@@ -158,8 +158,7 @@ class Contrast:
     Attributes:
         expected: The claim says that the sum is above 0, about this large; or, if 0,
         margin: that it is within ± this.
-        tasks: Tasks that it is measured on; none: those of the plan.
-        primary: Judged, with an interval corrected for all that are; others only get a 95 % interval.
+        primary: Judged by a corrected interval; others only get a 95 % interval.
     """
 
     name: str
@@ -237,7 +236,7 @@ def value_of(arm: Arm, measure: str, *, cpu_seconds: float = math.inf) -> float 
 def _score(arm: Arm, cpu_seconds: float, part: float) -> float:
     """Return the mean score of the last part of the completions that the run had after so many seconds.
 
-    What a run spent outside its curve, such as on a reward model, was spent before the curve.
+    Costs outside the curve, such as a reward model's, come before it.
     """
     completions, seconds = ([0.0, *arm["curve"][name]] for name in ("completions", "cpu_seconds"))
     until = cpu_seconds - arm["cpu_seconds"] + seconds[-1]
@@ -269,8 +268,8 @@ def difference(contrast: Contrast, arms: Arms) -> tuple[list[float], float]:
 def verdict(contrast: Contrast, low: float, high: float) -> str:
     """Return ``held``, ``contradicted`` or ``not told apart``.
 
-    A claim with an expected difference holds if the interval is above 0 and is contradicted below 0; one of no
-    difference holds if the interval is within the margin and is contradicted outside.
+    An expected difference holds if the interval is above 0, and is contradicted below; no difference holds within the
+    margin, and is contradicted outside.
     """
     bound = contrast.margin
     held = low > 0.0 if contrast.expected else -bound < low and high < bound
@@ -281,7 +280,7 @@ def verdict(contrast: Contrast, low: float, high: float) -> str:
 def claims_table(plan: Plan, measured: Mapping[str, Arms]) -> str:
     """Render each contrast with its difference, interval and verdict on each task.
 
-    A task that the plan does not name is judged on every claim.
+    A task outside the plan is judged on every claim.
     """
     named = {*plan.tasks, *(task for claim in plan.claim for each in claim.contrast for task in each.tasks)}
     rows = []
@@ -294,7 +293,6 @@ def claims_table(plan: Plan, measured: Mapping[str, Arms]) -> str:
 
 
 def _cell(contrast: Contrast, arms: Arms, level: float) -> str:
-    """Return the difference with its 95 % interval, and the verdict with the corrected one."""
     per_seed, error = difference(contrast, arms)
     if not per_seed:
         return "not run"

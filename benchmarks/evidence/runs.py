@@ -2,8 +2,7 @@
 
     python -m benchmarks.evidence.runs PRESET SEED ARM [KEY=VALUE ...]
 
-The stages run inline in the state directory of ``RLCORE_HOME`` and are cached, so a killed arm resumes. Seconds are
-those of the processor, or of wall time on a GPU.
+The stages are cached, so a killed arm resumes. Seconds are those of the processor, or of wall time on a GPU.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ def _run(home: Home, preset: str, seed: str, arm: str, *given: str) -> dict[str,
 
 
 def added(config: RunConfig, inputs: Sequence[str], name: str) -> tuple[str, ...]:
-    """Return the stages that an arm adds to its start: those in which a policy samples its data, and its own."""
+    """Return the stages that an arm adds to its start: those that sample its data, and its own."""
 
     def is_sampled(stage: str) -> bool:
         data = config.data.get(stage.removeprefix("prepare_"))
@@ -92,7 +91,7 @@ def added(config: RunConfig, inputs: Sequence[str], name: str) -> tuple[str, ...
 
 @contextmanager
 def _counted(path: Path) -> Iterator[None]:
-    """Append the seconds and the samples of a block, also if it fails."""
+    """Append the seconds and samples of a block, even if it fails."""
     lengths: list[int] = []
 
     def counting(sample: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,8 +118,8 @@ def _counted(path: Path) -> Iterator[None]:
 def figures(trained: Path | None, judged: Path | None, usage: Path, paid: Sequence[Path]) -> dict[str, Any]:
     """Return the figures of an arm's last stage (None for the base) and its evaluation.
 
-    ``usage``: time and samples of each attempt at its stages; an RL run, which resumes, counts its own. ``paid``: of
-    stages that other arms share, such as the reward model.
+    ``usage``: time and samples of each attempt; an RL run counts its own. ``paid``: of shared stages, such as the
+    reward model.
     """
     path = trained / "history.json" if trained else None
     rows = read_json(path) if path and path.exists() else []
@@ -144,7 +143,7 @@ def figures(trained: Path | None, judged: Path | None, usage: Path, paid: Sequen
 
 
 def curve_of(history: Sequence[Mapping[str, float]], *, on_gpu: bool = False) -> dict[str, list[float]]:
-    """Return the columns of a curve: costs until each iteration, and the verifier's score; on a GPU wall time."""
+    """Return the columns of a curve: costs until each iteration (on a GPU wall time), and the verifier's score."""
 
     def total(*names: str) -> list[float]:
         return [round(each, 2) for each in accumulate(sum(row[name] for name in names) for row in history)]

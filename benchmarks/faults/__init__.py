@@ -1,5 +1,5 @@
 """Silent faults, injected one at a time into small real runs: detection, number of steps, and message.
 
-``make attack-run`` prints the table of docs/reliability.md. A fault is a small patch of a real run: a model of 30 k
-parameters that has learned to answer sums, the native engine, the library's loop.
+``make attack-run`` prints the table of docs/reliability.md. A fault is a small patch of a real run with 30 k
+parameters.
 """

@@ -45,7 +45,7 @@ def play(name: str) -> Verdict:
 
 
 def sound_runs(total: int, dtype: str) -> Iterator[tuple[str, Callable[[], Verdict]]]:
-    """Yield names and runs without a fault for a number of iterations, then sound stages."""
+    """Yield names and runs without a fault, then sound stages."""
     done = seed = 0
     while done < total:
         seed += 1
@@ -64,7 +64,7 @@ def written(results: Path) -> dict[str, Verdict]:
 
 
 def found(name: str, work: Callable[[], Verdict], results: Path) -> Verdict:
-    """Return the recorded result, or run ``work`` and record its result."""
+    """Return the recorded result, or run ``work`` and record it."""
     known = written(results)
     if name in known:
         return known[name]
@@ -75,7 +75,7 @@ def found(name: str, work: Callable[[], Verdict], results: Path) -> Verdict:
 
 
 def show_faults(only: str, results: Path) -> None:
-    """Print the table of the faults whose names contain the word ``only``."""
+    """Print the table of the faults whose names contain ``only``."""
     counts = Counter[str]()
     print("| fault | | after | by |\n|---|---|---|---|")
     for name in [name for name in FAULTS if only in name]:
@@ -87,7 +87,7 @@ def show_faults(only: str, results: Path) -> None:
 
 
 def show_sound(total: int, dtype: str, results: Path) -> None:
-    """Print how many of at least this number of healthy iterations were stopped or warned about."""
+    """Print the number of healthy iterations that were stopped or warned about."""
     steps = alarms = 0
     for name, work in sound_runs(total, dtype):
         verdict = found(name, work, results)

@@ -1,4 +1,4 @@
-"""Transformations of which faults are made. Each replaces functions of rlcore until a stack is closed."""
+"""Parts of faults. Each replaces functions of rlcore until a stack is closed."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def rollouts(change: Turn) -> Inject:
 
 
 def engine_groups(change: Turn) -> Inject:
-    """Change the groups of the engine, if it samples several completions per group."""
+    """Change the engine's groups of several completions."""
 
     def sample(old: Any, self: Any, prompts: Any, params: Any, **more: Any) -> Any:
         made = old(self, prompts, params, **more)
@@ -171,13 +171,13 @@ def engine_groups(change: Turn) -> Inject:
 
 
 def turns(choose: Callable[[Any, int, list[Any]], list[Any]]) -> Inject:
-    """Choose the prompts of an iteration from all prompts, given its number and the right ones."""
+    """Choose the prompts of an iteration, given its number and the right ones."""
     place = "loop.prompt_schedule:PromptSchedule.prompts_for"
     return at(place, lambda old, self, number: choose(self._prompts, number, old(self, number)))
 
 
 def learner_gets(change: Turn) -> Inject:
-    """Change the samples after the audit has checked them, on the learner's side."""
+    """Change the samples after the audit."""
     return arg("training.local_learner:LocalLearner.update", samples=lambda them: tuple(change(list(them))))
 
 
@@ -187,7 +187,7 @@ def update_gets(change: Turn) -> Inject:
 
 
 def drawing(sharpen: Turn, reported: Callable[[Any, float], Any] = lambda logits, heat: logits / heat) -> Inject:
-    """Sample from tempered logits that are changed, and report the log-probabilities of others."""
+    """Sample from changed tempered logits, and report the log-probabilities of others."""
 
     def draw(old: Any, logits: torch.Tensor, uniforms: torch.Tensor, *, temperature: float) -> Any:
         tokens, _ = old(sharpen(logits / temperature), uniforms, temperature=1.0)
@@ -213,7 +213,7 @@ def top_p(mass: float) -> Turn:
 
 
 def likelier(text: str, by: float) -> Turn:
-    """Raise the log-odds of the token of ``text``, or of the ends if it is empty, by this number of nats."""
+    """Raise the log-odds of the token of ``text``, or of the ends, by this number of nats."""
 
     def lifted(logits: torch.Tensor) -> torch.Tensor:
         tokenizer, found = ChatTokenizer.load(scratch()), logits.clone()
@@ -250,7 +250,7 @@ def algorithm(**turns: Turn) -> Inject:
 
 
 def surrogate(change: Callable[..., Any]) -> Inject:
-    """Change the surrogate, given the right one, log-ratios, logprobs and advantages."""
+    """Change the surrogate, given its inputs and the right one."""
     return algorithm(surrogate=lambda right: lambda *given: change(right, *given))
 
 
@@ -290,7 +290,7 @@ def kl_sums(name: str, factor: float) -> Inject:
 
 
 def next_values(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Inject:
-    """Change the values beyond the ends, given these and the last values of all completions."""
+    """Change the values beyond the ends, given these and the last values."""
 
     def turn(made: Any) -> Any:
         return replace(made, next_values=change(made.next_values, torch.stack([one[-1] for one in made.values])))
@@ -320,7 +320,7 @@ def groups(**values: Any) -> Turn:
 
 
 def around(method: str, change: Callable[[torch.Tensor, torch.Tensor], Any], word: str = "") -> Inject:
-    """Change the policy's tensors whose names have a word after a method of the learner, given their values before."""
+    """Change the policy's tensors of a name after a method of the learner, given their earlier values."""
 
     def call(old: Any, self: Learner, *given: Any, **more: Any) -> Any:
         first = {name: parameter.detach().clone() for name, parameter in self.policy.named_parameters()}

@@ -1,4 +1,4 @@
-"""Small runs for fault injection: a tiny model that answers sums, the scenes that it plays, and what comes of them."""
+"""Small runs for fault injection: a tiny model that answers sums, its scenes, and their results."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ class Diary:
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Result of a run: the error or warning that reported a fault, and the number of iterations or steps before it."""
+    """Error or warning that reported a fault, and the number of iterations or steps before it."""
 
     caught: str  # "stopped", "warned" or "silent"
     steps: int
@@ -192,7 +192,7 @@ def stopped_by(work: Callable[[], object]) -> Verdict:
 
 
 def played(make: Callable[[], Components]) -> Verdict:
-    """Do a whole run, and return its result; of a silent one the reward, as means of five iterations."""
+    """Return the result of a whole run; of a silent one the reward, as means of five iterations."""
     diary = Diary()
     try:
         with contextlib.ExitStack() as stack:
@@ -247,7 +247,6 @@ def _player(scene: str, engine: NativeSampler, tokenizer: ChatTokenizer) -> Samp
 
 @functools.cache
 def _home() -> tempfile.TemporaryDirectory[str]:
-    """Return the folder of all files, which is removed with the process."""
     return tempfile.TemporaryDirectory(prefix="rlcore-faults-")
 
 
@@ -279,7 +278,7 @@ def rows_of_sums() -> list[tuple[tuple[Message, ...], str]]:
 def start(kind: str = "start") -> Path:
     """Train a policy that answers in the format and is sometimes right.
 
-    Of the kind ``calling`` it calls the calculator first; ``untied``: its head is a separate tensor.
+    Of the kind ``calling`` it calls the calculator first; ``untied`` has a separate head.
     """
     return _start(kind)
 

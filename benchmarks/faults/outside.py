@@ -93,7 +93,7 @@ def _trained() -> Components:
 
 
 def _saving(change: Callable[[Any], dict[str, torch.Tensor]], stack: ExitStack) -> Verdict:
-    """Train, and save the start with some tensors that are made of the trained policy."""
+    """Train, and save the start with some tensors of the trained policy."""
     learner: Any = _trained().learner
     written = load_policy(start(), **CPU)
     written.load_state_dict(change(learner.learner.policy.state_dict()), strict=False)
@@ -105,7 +105,7 @@ def _saving(change: Callable[[Any], dict[str, torch.Tensor]], stack: ExitStack) 
 def _evaluation(
     change: Callable[[Path], Any], stack: ExitStack, *, stage: str = "grpo", engine: bool = False
 ) -> Verdict:
-    """Seal a trained model, change it, and load it for an evaluation."""
+    """Seal a trained model, change it, and load it for evaluation."""
     components, folder, runtime = _trained(), new_folder(), Runtime(**_RUNTIME)
     folder.mkdir()
     components.learner.save_model(start(), folder / "model")
@@ -160,7 +160,7 @@ def _stories() -> Rows:
 
 
 def _sft(given: Callable[[], Rows], stack: ExitStack, *, rows: Turn = list, tokens: Turn = list) -> Verdict:
-    """Train on demonstrations as the stage does, with the fault in the rows or their tokens."""
+    """Train as the stage does, with the fault in the rows or their tokens."""
     tokenizer, model, said = ChatTokenizer.load(scratch()), load_policy(scratch(), **CPU), rows(given())
     made = tokens([render_conversation(tokenizer, messages, answer) for messages, answer in said])
 
@@ -205,7 +205,7 @@ def _answers_moved(rows: Rows) -> Rows:
 
 
 def _pairs(swapped: float, *, first: int = 0) -> list[TokenPair]:
-    """Return right answers against wrong ones of the same length, a fraction of them swapped."""
+    """Return right answers against wrong ones of the same length, a fraction swapped."""
     tokenizer, draws, found = ChatTokenizer.load(start()), random.Random(1), []
     for number in range(first, first + 400):
         question, total = f"{number // 20}+{number % 20}", number // 20 + number % 20
@@ -224,7 +224,7 @@ def _fitted(them: list[TokenPair]) -> Fitted:
 
 
 def _reward_model(swapped: float, bound: float, stack: ExitStack) -> Verdict:
-    """Fit a reward model on pairs, a fraction of them swapped, and check its labels as the stage does."""
+    """Fit a reward model on pairs, and check its labels as the stage does."""
     noise = supervised_data.label_noise([each.margin for each in _fitted(_pairs(swapped)).suspects])
     verdict = stopped_by(lambda: supervised_data.require_labels(noise, bound))
     cannot = verdict.caught == "silent" and "cannot tell" in str(noise)
@@ -232,7 +232,6 @@ def _reward_model(swapped: float, bound: float, stack: ExitStack) -> Verdict:
 
 
 def _anchored(swapped: float, stack: ExitStack) -> Verdict:
-    """Fit a reward model on pairs, a fraction of them swapped, and test it on gold pairs."""
     sides = [side for pair in _pairs(0.0, first=400)[:50] for side in pair.sides]
     scores = _fitted(_pairs(swapped)).score(sides).mean(dim=0)
     return stopped_by(lambda: supervised_data.require_gold_pairs(pair_accuracy(scores[::2] - scores[1::2])))

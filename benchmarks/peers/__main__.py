@@ -2,10 +2,9 @@
 
     python -m benchmarks peers [headline | supervised] [--only TEXT] [--rounds 3]
 
-``make bench`` runs ``headline``. A plan prints its tables and writes benchmarks/results/peers-PLAN.json. If two sides
-did different work it ends without any figure. ``--only`` runs the comparisons whose title has the text, and writes
-.rlcore/bench-peers.json in its place. ``side ours|trl WORK SETTING`` is one side in its own process; the last line of
-its output is the record.
+``make bench`` runs ``headline``. A plan prints its tables and writes benchmarks/results/peers-PLAN.json, unless two
+sides did different work. ``--only`` runs the comparisons whose title has the text, and writes .rlcore/bench-peers.json.
+``side ours|trl WORK SETTING`` is one side in its own process; its last line is the record.
 """
 
 from __future__ import annotations

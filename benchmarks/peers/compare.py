@@ -46,8 +46,8 @@ class Comparison:
     """One comparison.
 
     Attributes:
-        trial: Smaller work of the same rows, on which settings are chosen.
-        tokens: rlcore's candidates, in tokens per micro-batch.
+        trial: Smaller work, on which settings are chosen.
+        tokens: rlcore's candidates, per micro-batch.
         rows: TRL's candidates, in rows per micro-batch; pairs have two sequences a row.
     """
 
@@ -101,7 +101,7 @@ def run_plan(name: str, comparisons: Sequence[Comparison], *, out: Path) -> dict
 
 
 def search(comparison: Comparison) -> list[Timing]:
-    """Run each candidate once on the trial work; an option that fails or does other work has ``failed``.
+    """Run each candidate once on the trial work; one that fails or does other work has ``failed``.
 
     Raises:
         UnequalWorkError: Settings that must not change the work do.
@@ -149,9 +149,9 @@ def run_side(work: Work, candidate: Timing, *, threads: int = 1, timeout: float 
 
 
 def run_arm(arguments: Sequence[str], *, threads: int = 1, timeout: float | None = None) -> Timing:
-    """Run an arm in its own process and return its last line; the arguments follow ``python -m``.
+    """Run ``python -m`` with these arguments and return its last line.
 
-    A process that fails or times out (seconds) gives ``failed``, its reason.
+    A failure or timeout (seconds) gives ``failed``, its reason.
     """
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-W", "ignore", "-m", *arguments]
@@ -171,7 +171,6 @@ def run_arm(arguments: Sequence[str], *, threads: int = 1, timeout: float | None
 
 
 def _summary(timing: Timing) -> dict[str, Any]:
-    """Return a timing with the counts of its work, without the long lists that were compared."""
     work = {name: value for name, value in timing.get("work", {}).items() if name not in ("advantages", "gradients")}
     return {**timing, "work": work}
 
@@ -214,7 +213,7 @@ def _cost_rows(measured: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def _tried(found: Sequence[Timing]) -> Iterator[str]:
-    """Yield the candidates of a side with their costs or reasons: its micro-batches, then TRL's options."""
+    """Yield a side's candidates with their costs or reasons."""
     for side, name in SIDES.items():
         sizes = [f"{each['microbatch']} {_once(each)}" for each in found if each["side"] == side and not each["option"]]
         yield f"{name}, {UNITS[side]}: {', '.join(sizes)}"

@@ -3,8 +3,8 @@
     make bench-gpu      (python -m benchmarks.peers.gpu [--contexts 2048 ...] [--shape qwen3-0.6b] [--device cuda])
 
 One prompt of a quarter of the context and 8 given completions, of a quarter of the rest to all of it; products in
-bfloat16. TRL is measured if it is installed, on equal work, as in :mod:`benchmarks.peers.compare`. Without a GPU it
-prints that and does nothing; ``--device cpu --shape micro --contexts 128`` tries the command.
+bfloat16. TRL is measured if installed, on equal work. Without a GPU it prints that and does nothing; ``--device cpu
+--shape micro --contexts 128`` tries the command.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def _forced(logits: torch.Tensor, wanted: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def _policy(work: Work, record: Record, option: str) -> Any:
-    """Make the policy as a checkpoint is loaded: float32 weights, products in the precision of the work; observed."""
+    """Make the policy as a checkpoint is loaded, with observed products."""
     model = set_compute_dtype(work.make_model(), work.compute_dtype)
     choose_kernels(model)
     record.watch(model)
@@ -84,7 +84,6 @@ def _policy(work: Work, record: Record, option: str) -> Any:
 
 
 def _make_learner(work: Work, model: Any, microbatch: int) -> Learner:
-    """Make the learner of GRPO steps, with ``microbatch`` tokens at most in a pass."""
     default = config.RolloutCorrectionConfig()
     settings = config.RlConfig(
         algorithm="grpo",
@@ -112,7 +111,7 @@ def _see_samples(record: Record, samples: Sequence[TrainingSample]) -> None:
 
 
 def grpo(work: Work, record: Record, microbatch: int, option: str) -> None:
-    """Run iterations of :func:`rlcore.train` with canaries and audit, but no checkpoints: TRL writes none either."""
+    """Run :func:`rlcore.train` with canaries and audit, but no checkpoints: TRL writes none either."""
     learner = LocalLearner(_make_learner(work, _policy(work, record, option), microbatch))
     tokenizer = ChatTokenizer.of(work.make_tokenizer(), (EOS,))
     weights = learner.learner.policy
@@ -160,7 +159,7 @@ def grpo(work: Work, record: Record, microbatch: int, option: str) -> None:
 
 
 def _time(owner: Any, name: str, record: Record, part: str, stack: ExitStack) -> None:
-    """Time the calls of a function of a module or object as a part of the work."""
+    """Time the calls of a function as a part of the work."""
     whole = getattr(owner, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -181,7 +180,6 @@ def update(work: Work, record: Record, microbatch: int, option: str) -> None:
 
 
 def _samples(work: Work) -> list[TrainingSample]:
-    """Return the given completions with their advantages, in which no sampler's log-probability counts."""
     samples = []
     for group, (prompt, completions) in enumerate(work.groups):
         values = advantages(parity(completions, completions))
@@ -195,7 +193,7 @@ def _samples(work: Work) -> list[TrainingSample]:
 
 
 def sft(work: Work, record: Record, microbatch: int, option: str) -> None:
-    """Train on the first completion of each prompt; the loss on one of them is the evaluation at the end."""
+    """Train on the first completion of each prompt; evaluate the loss on one of them."""
     rows = [
         Demonstration(sequence=TokenSequence(prompt_ids=prompt, completion_ids=ids), loss_mask=(True,) * len(ids))
         for prompt, (ids, *_) in work.groups

@@ -1,7 +1,7 @@
 """Observation of one side of a comparison: time, memory, and the work that was really done; equal work, or an error.
 
-Nothing here comes from settings: token ids and advantages are those that reach the trainer, updates, gradients and
-weights those that reach the optimizer, precisions those of a layer's output.
+Nothing here comes from settings: token ids and advantages reach the trainer, updates, gradients and weights the
+optimizer; precisions are of a layer's output.
 """
 
 from __future__ import annotations
@@ -38,16 +38,15 @@ class Record:
         self._parts, self._marks = defaultdict[str, float](float), list[float]()
 
     def see(self, token_ids: Sequence[int], *, trained: int, value: float) -> None:
-        """Record a sequence that reaches the trainer, its number of trained tokens, and its advantage or side."""
+        """Record a sequence that reaches the trainer, its trained tokens, and its advantage or side."""
         self._sequences.append((tuple(token_ids), trained, value))
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Observe the precision of a model's products."""
         layer = next(module for name, module in model.named_modules() if name.endswith("mlp.down_proj"))
         layer.register_forward_hook(self._forward)
 
     def start(self) -> None:
-        """Start the clock, and observe every optimizer step from now on. A second call does nothing."""
+        """Start the clock, and observe every optimizer step; a second call does nothing."""
         if self._marks:
             return
         self._hook = register_optimizer_step_pre_hook(self._step)
@@ -55,7 +54,7 @@ class Record:
         self._marks.append(_now(self._work.device))
 
     def stop(self) -> None:
-        """Stop the clock and the observation. A second call does nothing."""
+        """Stop both; a second call does nothing."""
         if self._is_stopped:
             return
         self._is_stopped = True
@@ -153,7 +152,7 @@ def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[tup
 def _far(
     name: str, first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], bound: float
 ) -> list[tuple[str, Any, Any]]:
-    """Return the first pair of vectors that differ by more than ``bound`` times their norm."""
+    """Return the first vectors that differ by more than ``bound`` times their norm."""
     for left, right in zip(first, second, strict=True):
         if len(left) != len(right) or math.dist(left, right) > bound * math.hypot(*left):
             shown = f"{len(left)} numbers of norm {math.hypot(*left):.6g}"

@@ -1,6 +1,6 @@
 """TRL's side of the comparisons: its trainers as a user calls them, without checkpoints and logs.
 
-The tuned base is without gradient checkpointing, at the precision of the work.
+The tuned base has no gradient checkpointing.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from benchmarks.peers.work import EOS, SUPERVISED, Work, parity, text_of
 
 
 def _settings(work: Work, microbatch: int, option: str) -> dict[str, Any]:
-    """Return the settings of a trainer; a pair is a row."""
     rows = work.num_prompts * (1 if work.task in SUPERVISED else work.group_size)
     return {
         "use_cpu": work.device == "cpu",
@@ -41,7 +40,7 @@ def _settings(work: Work, microbatch: int, option: str) -> dict[str, Any]:
 
 
 def _train(work: Work, record: Record, option: str, make: Callable[[str], Any]) -> None:
-    """Make a trainer that writes to a folder, record the rows of each micro-batch, and train."""
+    """Make a trainer, record the rows of each micro-batch, and train."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = make(folder)
         compute = trainer.compute_loss
@@ -61,7 +60,7 @@ def _train(work: Work, record: Record, option: str, make: Callable[[str], Any]) 
 
 
 def _rows(inputs: Any) -> Iterator[tuple[list[int], int, float]]:
-    """Yield token ids, number of trained tokens, and advantage or side of each row of a micro-batch."""
+    """Yield token ids, trained tokens, and advantage or side of each row of a micro-batch."""
     if "completion_ids" in inputs:  # of GRPO
         columns = [inputs[name] for name in ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")]
         for prompt, seen, completion, made, advantage in zip(*columns, inputs["advantages"].tolist(), strict=True):
@@ -80,7 +79,7 @@ def _rows(inputs: Any) -> Iterator[tuple[list[int], int, float]]:
 
 
 class _Forced(LogitsProcessor):
-    """Processor that leaves each row of ``generate`` only its given token."""
+    """Processor that leaves each row of ``generate`` its given token."""
 
     def __init__(self, wanted: torch.Tensor, prompt_width: int) -> None:
         self._wanted, self._width = wanted, prompt_width

@@ -1,7 +1,6 @@
 """Workloads of the comparisons, the same for both sides: shapes, prompts, completions, rewards, initial weights.
 
-Every token is decided here, also those of the completions: each side samples from its own distribution and then takes
-the given token, so that both compute on the same ids whatever their random numbers are.
+Every token is decided here: each side samples and then takes the given token, so that both compute on the same ids.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ class Work:
 
     Attributes:
         task: ``grpo`` samples and trains, ``update`` trains on given completions; ``sft``; ``rm`` and ``dpo`` on pairs.
-        prompt_tokens: Shortest and longest prompt.
-        completion_tokens: Shortest and longest completion, the EOS included.
+        completion_tokens: Shortest and longest, with EOS.
     """
 
     task: str
@@ -79,7 +77,6 @@ class Work:
 
     @property
     def prompt_lengths(self) -> torch.Tensor:
-        """Return the number of tokens of each prompt, int64 [P]."""
         return torch.linspace(*self.prompt_tokens, self.num_prompts).round().long()
 
     @property
@@ -103,7 +100,6 @@ class Work:
 
     @property
     def max_new_tokens(self) -> int:
-        """Return the length of the longest completion."""
         return int(max(self.completion_tokens))
 
     def make_model(self) -> Any:
@@ -139,7 +135,7 @@ def text_of(token_ids: Sequence[int]) -> str:
 
 
 def parity(completions: Sequence[Any], completion_ids: Sequence[Sequence[int]], **_: Any) -> list[float]:
-    """Reward a completion whose first token is odd: half of each group. Both libraries call this function."""
+    """Reward a completion whose first token is odd: half of each group."""
     return [float(ids[0] % 2) for ids in completion_ids]
 
 

@@ -35,7 +35,7 @@ _TICK = 0.5
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return the exit code. A known error ends with its message, without a traceback."""
+    """Run one command; return the exit code."""
     asked = _parser().parse_args(arguments)
     try:
         return _run(asked.command, asked)
@@ -86,10 +86,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def bring_up(layout: Layout) -> str:
-    """Start what does not run and register what is not registered; return a description of the services.
+    """Start and register what is missing; return a description of the services.
 
     Raises:
-        ServiceError: a service does not start; then all are stopped. The message names the log.
+        ServiceError: a service does not start; then all are stopped.
     """
     addresses()  # a wrong one is rejected before anything starts
     if _is_supervised(layout):
@@ -119,7 +119,7 @@ def take_down(layout: Layout) -> str:
 
 
 def describe(layout: Layout) -> tuple[str, bool]:
-    """Describe each service, its state and log; also return whether all are ready and configured."""
+    """Describe each service; also return whether all are ready and configured."""
     lines, states = [], []
     for service in SERVICES:
         states.append(service.is_ready(layout))

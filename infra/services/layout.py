@@ -42,12 +42,12 @@ class Layout:
 
     @property
     def artifacts(self) -> Path:
-        """Files of MLflow's runs, which clients reach only through its server."""
+        """Files of MLflow's runs, behind its server."""
         return self.root / "mlflow-artifacts"
 
     @property
     def destination(self) -> str:
-        """Location of those files on MLflow's server: the user's (``s3://…``), else :attr:`artifacts`."""
+        """Location of those files: the user's (``s3://…``), else :attr:`artifacts`."""
         return os.environ.get("MLFLOW_ARTIFACTS_DESTINATION") or self.artifacts.as_uri()
 
     @property
@@ -86,7 +86,7 @@ def find_layout(home: Path) -> Layout:
 
 
 def save_layout(layout: Layout) -> None:
-    """Create the folders and save the ports, so that later commands find the services."""
+    """Create the folders and save the ports for later commands."""
     try:
         layout.root.mkdir(parents=True, exist_ok=True)
         for folder in (layout.logs, layout.artifacts):
@@ -100,7 +100,7 @@ def save_layout(layout: Layout) -> None:
 
 
 def saved_layout(layout: Layout) -> Layout:
-    """Return the services as they were started from this folder; ``layout`` itself if they never were."""
+    """Return the services as started from this folder, else ``layout``."""
     try:
         known = json.loads((layout.root / "layout.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -129,7 +129,7 @@ def write_client_file(layout: Layout) -> None:
 def environment(layout: Layout, service: str) -> dict[str, str]:
     """Return the environment of a service's process.
 
-    A password is only in its user's environment, never in a command line, which everybody can read.
+    A password is in its user's environment, never in a command line, which everybody can read.
     """
     shared = os.environ | layout.addresses() | _shared(layout)
     if service == "postgres":

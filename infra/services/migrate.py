@@ -42,7 +42,6 @@ def migrate(layout: Layout) -> str:
 
 
 def _tables() -> list[Table]:
-    """Return MLflow's tables, each after those that it refers to."""
     import mlflow.store.model_registry.dbmodels.models
     import mlflow.store.tracking.dbmodels.models  # noqa: F401  (both fill the base's list of tables)
     from mlflow.store.db.base_sql_model import Base
@@ -65,7 +64,7 @@ def _refuse_unequal(old: Connection, new: Connection) -> None:
 
 
 def _remove_defaults(new: Connection) -> None:
-    """Remove the rows that a new server creates, such as the experiment "Default": the old database has them."""
+    """Remove the rows of a new server, such as the experiment "Default": the old database has them."""
     from sqlalchemy import delete
 
     for table in reversed(_tables()):
@@ -84,14 +83,14 @@ def _copy(table: Table, old: Connection, new: Connection, prefix: str) -> int:
 
 
 def _served(value: Any, prefix: str) -> Any:
-    """Convert a location below the embedded folder to the proxy's location; others are unchanged."""
+    """Convert a location below the embedded folder to the proxy's."""
     if isinstance(value, str) and value.startswith(prefix):
         return _SERVED + value.removeprefix(prefix)
     return value
 
 
 def _go_on_counting(new: Connection) -> None:
-    """Advance PostgreSQL's sequences, which do not notice rows with explicit ids."""
+    """Advance PostgreSQL's sequences beyond rows with explicit ids."""
     from sqlalchemy import Integer, text
 
     for table in _tables():

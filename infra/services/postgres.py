@@ -36,7 +36,7 @@ def command(layout: Layout) -> list[str]:
 
 
 def identity() -> Mapping[str, Any]:
-    """Return arguments of ``subprocess.Popen`` that make a process run as PostgreSQL's user if this one is root."""
+    """Return ``subprocess.Popen`` arguments to run as PostgreSQL's user if this process is root."""
     return {} if os.geteuid() else {"user": _USER, "group": _USER, "extra_groups": []}
 
 
@@ -155,7 +155,7 @@ def _driver() -> Any:
 
 
 def _let_through(layout: Layout) -> None:
-    """Let PostgreSQL's user traverse the state directory, which is its owner's alone, without listing it."""
+    """Let PostgreSQL's user traverse the owner's state directory, without listing it."""
     for folder in (layout.home, layout.root) if layout.root.is_relative_to(layout.home) else ():
         folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
 

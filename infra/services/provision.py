@@ -53,7 +53,7 @@ def _file(layout: Layout) -> Path:
 
 
 def is_configured(layout: Layout) -> bool:
-    """Return True if the servers have the current deployments and automations of the files."""
+    """Return True if the servers have the files' deployments and automations."""
     is_current = stamp_path(layout).exists() and stamp_path(layout).read_text(encoding="utf-8") == _digest()
     return is_current and not missing(layout)
 
@@ -133,7 +133,7 @@ async def _limit_queue(client: Any) -> None:
 
 
 async def _offer_schedules(client: Any) -> None:
-    """Add schedules, paused until the user enables them. Existing ones are the user's and stay."""
+    """Add paused schedules; existing ones are the user's and stay."""
     from prefect.client.schemas.schedules import CronSchedule
 
     for name, (slug, times) in _SCHEDULES.items():
@@ -286,7 +286,7 @@ def names_of(path: Path) -> list[str]:
 
 
 def with_form(schema: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
-    """Return the parameter schema of online RL for one algorithm, with the form of its keys."""
+    """Return the schema of online RL for one algorithm, with the form of its keys."""
     fields = schema["properties"]
     form = {name: value for name, value in fields["keys"].items() if name in ("title", "description", "position")}
     form |= keys_form(algorithm)
@@ -324,7 +324,7 @@ def _deployment(algorithm: str, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _start(algorithm: str) -> tuple[str, str]:
-    """Return the preset and the stage that a deployment runs unless others are named."""
+    """Return the default preset and stage of a deployment."""
     from rlcore.algorithms.table import ALGORITHMS
     from rlcore.checks.settings import algorithm_errors
     from rlcore.tasks.presets.graph import rl_stages
@@ -339,7 +339,7 @@ def _start(algorithm: str) -> tuple[str, str]:
 
 
 def _inlined(schema: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema with its tables in place, and without defaults, which a form would send."""
+    """Return a schema with its tables in place and no defaults, which a form would send."""
     if "$ref" in schema:
         return _inlined(tables[schema["$ref"].rpartition("/")[2]], tables)
     found = {name: value for name, value in schema.items() if name != "default"}

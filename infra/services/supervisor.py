@@ -48,7 +48,7 @@ class ServiceProcess:
     def poll(self) -> None:
         """Notice a death; start the service when it is due and its dependencies are ready.
 
-        The worker needs the deployments too, which ``up`` registers: it would start queued runs with those of before.
+        The worker waits for the deployments of ``up``: it would start queued runs with those of before.
         """
         if self.process is not None and self.process.poll() is not None:
             self._note_death(self.process.returncode)
@@ -59,7 +59,6 @@ class ServiceProcess:
             self._start()
 
     def end(self) -> None:
-        """Terminate the process, then kill it."""
         if self.process is None:
             return
         self.process.send_signal(self.service.end)
@@ -149,8 +148,8 @@ def _end_signals() -> Iterator[list[int]]:
 def rotate(log: Path, *, began: float) -> None:
     """Copy a log that is too long, or has lines of more than a week, to ``.1`` and empty it; ``.1`` becomes ``.2`` …
 
-    A service holds its file open and appends, so the file itself stays. Lines that are written between the copy and the
-    emptying are lost. ``began``: the time since which there may be lines, if the log was never rotated.
+    A service holds its file open, so the file stays; lines between copy and emptying are lost. ``began``: time of the
+    first lines, if the log was never rotated.
     """
     if not log.exists():
         return
@@ -171,7 +170,7 @@ def rotate(log: Path, *, began: float) -> None:
 def end_flow_runs(worker: subprocess.Popen[bytes] | None) -> None:
     """End the worker and its runs while the servers are up.
 
-    An interrupted run reports that to the server. The next start resumes it, even if it could not report.
+    An interrupted run reports that; the next start resumes it in any case.
     """
     if worker is None:
         return
@@ -217,7 +216,7 @@ def _is_marked(process: psutil.Process, layout: Layout) -> bool:
 
 
 def _database(layout: Layout) -> list[psutil.Process]:
-    """Return the database's process. PostgreSQL overwrites its environment but stores its process id."""
+    """Return the database's process: PostgreSQL overwrites its environment but stores its id."""
     try:
         number = int((layout.cluster / "postmaster.pid").read_text(encoding="utf-8").splitlines()[0])
         process = psutil.Process(number)

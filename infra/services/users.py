@@ -56,7 +56,7 @@ def set_user(layout: Layout, name: str, may: str) -> str:
 
 
 def _send(method: str, path: str, content: Mapping[str, Any], *, unless: str = "") -> bool:
-    """Send a change as the administrator; return False if the server answers with the error ``unless``."""
+    """Send a change as the administrator; return False on the error ``unless``."""
     url = f"{os.environ[_URI].rstrip('/')}/api/{path}"
     try:
         answer = httpx.request(method, url, json=dict(content), timeout=_SECONDS, **access_to("MLflow"))

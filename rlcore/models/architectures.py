@@ -2,7 +2,7 @@
 
 A row of most models may be a tree: a prompt once, with all of its completions. Models with a state from token to token
 (Mamba, linear attention, short convolutions) or an attention that only transformers computes (soft-caps, sinks, latent
-keys, ALiBi, chunks) have one completion per row and the library's attention, which is slower.
+keys, ALiBi, chunks) have one completion per row and the library's slower attention.
 """
 
 from __future__ import annotations

@@ -22,8 +22,7 @@ _WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
 def export_checkpoint(checkpoint: Path, folder: Path, *, dtype: ExportDtype = "keep", readme: str = "") -> None:
     """Write weights, configuration, tokenizer, chat template and EOS ids of a policy to a new ``folder``.
 
-    A checkpoint that was trained with an adapter holds merged weights; the adapter is not exported. ``readme``: text of
-    the model card.
+    A trained adapter is already merged, and not exported. ``readme``: model card.
 
     Raises:
         ModelError: The checkpoint is not a language model, or a weight overflows in ``dtype``.

@@ -50,7 +50,6 @@ class ScalarHeadModel(nn.Module):
 
     @torch.no_grad()
     def init_head(self, generator: torch.Generator) -> None:
-        """Draw random head weights, as in :meth:`with_random_head`."""
         weight = self.head.weight
         weight.copy_(torch.randn(weight.shape, generator=generator) * (self.head.in_features + 1) ** -0.5)
 
@@ -71,7 +70,7 @@ class ScalarHeadModel(nn.Module):
             return at_least_float32(self.head(states.to(self.head.weight.dtype)).squeeze(-1))
 
     def train_last_layers(self, count: int) -> None:
-        """Freeze the backbone except its last ``count`` layers and final norm; -1 trains all of it.
+        """Freeze the backbone except its last ``count`` layers and final norm; -1 trains all.
 
         Raises:
             ModelError: The backbone has no list of layers followed by a norm.
@@ -114,7 +113,7 @@ def score_shared(
 ) -> tuple[list[Float[Tensor, "_time"]], list[Float[Tensor, "_time"]]]:
     """Return log-probabilities and values of a policy with the critic's head, from one forward pass per batch.
 
-    Both are lists with one float32 [T] tensor on the CPU per sequence.
+    Both have one float32 [T] tensor on the CPU per sequence.
     """
     logprobs, values = ([torch.empty(len(sequence.completion_ids)) for sequence in sequences] for _ in range(2))
     policy = critic.backbone

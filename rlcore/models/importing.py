@@ -39,11 +39,9 @@ class CheckpointInfo:
     """Description of a starting checkpoint.
 
     Attributes:
-        max_positions: Maximum number of tokens, 0 if unbounded.
-        tied_embeddings: True if head and embedding are the same tensor.
-        chat_template_sha256: Digest of the template's text.
-        template_date: Date that the template writes; empty if it writes none.
-        weights_sha256: Digest of the safetensors bytes.
+        max_positions: In tokens; 0 if unbounded.
+        tied_embeddings: Head and embedding are one tensor.
+        template_date: Date that the template writes; empty if none.
     """
 
     source: str
@@ -66,7 +64,7 @@ class CheckpointInfo:
 def import_model(config: ModelConfig, folder: Path | str, *, seed: int) -> CheckpointInfo:
     """Write the configured starting model as a checkpoint folder, and verify it by reading it back.
 
-    ``seed`` determines the weights of a model from scratch; other sources do not use it.
+    ``seed``: of weights from scratch.
 
     Raises:
         ModelError: Unknown or unreachable model, damaged file, missing tokenizer or chat template.
@@ -221,7 +219,6 @@ def _unpacking() -> dict[str, object]:
 
 
 def _plain_copy(packed: PreTrainedModel) -> PreTrainedModel:
-    """Copy the weights to a model that is not marked as quantized, since a marked one cannot be saved."""
     config = packed.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
@@ -232,7 +229,7 @@ def _plain_copy(packed: PreTrainedModel) -> PreTrainedModel:
 
 
 def configure_tokenizer(backend: PreTrainedTokenizerBase, config: ModelConfig) -> None:
-    """Give a loaded tokenizer the template, its defaults and its date that a preset sets.
+    """Give a loaded tokenizer a preset's template, defaults and date.
 
     Raises:
         ModelError: A template that does not end, is missing, or does not use what is set.

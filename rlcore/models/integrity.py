@@ -1,7 +1,7 @@
 """Integrity of weights: trained weights are saved, saved weights are restored, and only verified models are used.
 
-A stage that makes a model writes ``seal.json`` next to it: the stage, the digest of the weights, and a digest of the
-tokenizer's output on a short conversation. Each use of the model verifies all three.
+``seal.json`` next to a model has its stage, the digest of the weights, and one of the tokenizer's output on a short
+conversation. Each use of the model verifies all three.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def digest_of_prompts(prompts: Iterable[Prompt]) -> str:
 def write_model_digest(folder: Path, *, stage: str, model: Path, start: Path | None = None) -> bool:
     """Write the digests of a stage's model, and return True if it has the weights of ``start``, in any precision.
 
-    ``model``: its checkpoint below ``folder``. ``start``: checkpoint that training started from.
+    ``model``: its checkpoint below ``folder``.
     """
     seal = {"stage": stage, "weights": weights_digest(model), "tokens": fingerprint(ChatTokenizer.load(model))}
     unchanged = start is not None and _have_equal_values(model, start)
@@ -105,7 +105,7 @@ def write_model_digest(folder: Path, *, stage: str, model: Path, start: Path | N
 
 
 def _have_equal_values(model: Path, start: Path) -> bool:
-    """Return True if all weights that two checkpoints name are equal numbers; a tied weight may be in one alone."""
+    """Return True if all weights that two checkpoints name are equal; a tied weight may be in one alone."""
     with ExitStack() as stack:
         one, other = (_tensors(folder, stack) for folder in (model, start))
         common = one.keys() & other.keys()

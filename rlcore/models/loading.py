@@ -100,7 +100,6 @@ def from_pretrained(name: Path | str, *, dtype: torch.dtype | str, **options: An
 
 
 def _damaged_file(name: Path | str) -> str:
-    """Return the first weight file of a local folder that cannot be read, or ""."""
     for path in sorted(Path(name).glob("*.safetensors")):
         try:
             with safe_open(path, framework="pt"):

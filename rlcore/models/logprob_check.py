@@ -30,8 +30,8 @@ _CALL_ERRORS = (RuntimeError, TypeError, ValueError, AttributeError, LookupError
 def check_model(model: PreTrainedModel, tokenizer: ChatTokenizer | None = None) -> None:
     """Compare log-probabilities of ordinary text with those of plain forward passes; the model is left as it was.
 
-    Both are computed in float32 without autocast, so that rounding cannot hide an error. Half-precision weights are
-    widened while their layer computes. Without a ``tokenizer``, tokens are spread over the vocabulary.
+    Both are in float32, so that rounding hides no error. Without a ``tokenizer``, tokens are spread over the
+    vocabulary.
 
     Raises:
         ModelError: The log-probabilities differ, or the model's code cannot be called.
@@ -69,7 +69,7 @@ def _tokens(model: PreTrainedModel, tokenizer: ChatTokenizer | None) -> list[int
 
 
 def _sequences(tokens: list[int]) -> list[TokenSequence]:
-    """Return two completions of one prompt and one of a shorter prompt, whose row is padded."""
+    """Return two completions of one prompt, and one of a shorter, padded prompt."""
     spans = [((0, 5), (5, 12)), ((0, 5), (9, 16)), ((3, 6), (6, 10))]
     return [
         TokenSequence(prompt_ids=tuple(tokens[slice(*prompt)]), completion_ids=tuple(tokens[slice(*completion)]))
@@ -78,7 +78,7 @@ def _sequences(tokens: list[int]) -> list[TokenSequence]:
 
 
 def _one_by_one(model: PreTrainedModel, sequences: list[TokenSequence]) -> list[torch.Tensor]:
-    """Return log-probabilities of each completion from the model's logits, float32 [T] on the CPU, eager attention."""
+    """Return logprobs of each completion from the model's logits, float32 [T] on the CPU, eager attention."""
     results = []
     with _attention(model, "eager"):
         for sequence in sequences:
@@ -104,7 +104,6 @@ def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 @contextmanager
 def _in_float32(model: PreTrainedModel) -> Iterator[None]:
-    """Compute products in float32; weights are widened per layer and restored as the same tensors."""
     before = compute_dtype(model)
     with ExitStack() as stack:
         for part in _leaf_layers(model):

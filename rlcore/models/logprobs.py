@@ -50,8 +50,7 @@ def chunked_logprobs(
 
     Args:
         hidden: [N, H], states that predict the int64 ``targets`` [N].
-        head_weight: [V, H].
-        chunk_size: Number of rows whose [chunk, V] logits are in memory together.
+        chunk_size: Rows whose [chunk, V] logits are in memory together.
         entropy_gradient: Differentiate the entropy, which costs a second softmax backward.
         dtype: dtype of the products with the head; by default that of ``head_weight``.
     """
@@ -160,9 +159,9 @@ def fused_loss(
     Args:
         loss_of: (slice of N, log-probabilities [n] with gradient, entropies [n] without) -> scalar. Called once per
             chunk.
-        lengths: Tokens of each sequence, in the order of the targets; they add up to N.
+        lengths: Tokens of each sequence; they add up to N.
 
-    Other arguments and units are those of :func:`chunked_logprobs`.
+    Otherwise as :func:`chunked_logprobs`.
     """
     arguments = (hidden, head_weight, targets, loss_of, tuple(lengths), temperature, dtype or head_weight.dtype)
     loss: Tensor = _FusedLoss.apply(*arguments)  # type: ignore[no-untyped-call]
@@ -245,7 +244,7 @@ def _differentiate(loss_of: LossOfChunk, chunk: slice, logprobs: Tensor, entropy
 
 
 def _chunks(lengths: Sequence[int]) -> Iterator[slice]:
-    """Yield slices of consecutive sequences with at most ``_ROWS`` tokens; a longer sequence is its own chunk."""
+    """Yield slices of whole sequences with at most ``_ROWS`` tokens; a longer one is its own chunk."""
     start = end = 0
     for length in lengths:
         if end > start and end + length - start > _ROWS:

@@ -44,8 +44,8 @@ _PREFIX = "base_model.model."  # prefix of names in peft's files
 class AdaptedModel(nn.Module):
     """Model ``base`` with the adapter ``name`` active, or with none if ``name`` is ""; usable as policy or backbone.
 
-    Its parameters are those of its adapter; the base is frozen, shared, and not a submodule. Each call activates the
-    adapter, so passes of several models may alternate, and a backward pass may follow another model's forward pass.
+    Its parameters are those of its adapter; the base is frozen, shared, and not a submodule. Passes of several models
+    may alternate, and a backward pass may follow another's forward pass.
     """
 
     def __init__(self, base: PreTrainedModel, name: str) -> None:
@@ -57,17 +57,14 @@ class AdaptedModel(nn.Module):
 
     @property
     def base(self) -> PreTrainedModel:
-        """Frozen base model."""
         return self._shared[0]
 
     @property
     def config(self) -> Any:
-        """Configuration of the base."""
         return self.base.config
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
         device: torch.device = self.base.device
         return device
 
@@ -78,7 +75,7 @@ class AdaptedModel(nn.Module):
         return dtype
 
     def base_model(self, **inputs: Any) -> Any:
-        """Run the backbone with this adapter. Named as in transformers models."""
+        """Run the backbone with this adapter; named as in transformers."""
         activate(self.base, self.name)
         return backbone(self.base)(**inputs)
 
@@ -163,7 +160,7 @@ def is_adapter_of(model: PreTrainedModel | AdaptedModel, checkpoint: Path) -> bo
 class MergedState(Mapping[str, torch.Tensor]):
     """Weights for an engine or a checkpoint: ``W + alpha / rank * B A`` by W's name, other weights unchanged.
 
-    Merged matrices are at least float32, and computed when they are read. ``adapted`` is the model itself.
+    Merged matrices are at least float32, and computed when read.
     """
 
     def __init__(self, model: AdaptedModel) -> None:
@@ -199,13 +196,13 @@ def _peft_config(config: LoraConfig, targets: list[str]) -> Any:
 
 
 def _config_text(config: Any) -> str:
-    """Return peft's settings of the adapter, with sets sorted, whose order differs between processes."""
+    """Return peft's settings with sets sorted, whose order differs between processes."""
     values = {key: sorted(value) if isinstance(value, set) else value for key, value in config.to_dict().items()}
     return json.dumps(values | {"inference_mode": True}, indent=2, sort_keys=True) + "\n"
 
 
 def _inject(base: PreTrainedModel, config: Any, name: str) -> None:
-    """Freeze the base and add the layers of a new adapter; existing adapters stay trained or frozen."""
+    """Freeze the base and add a new adapter; existing adapters stay trained or frozen."""
     from peft import inject_adapter_in_model
 
     others = {id(p): p.requires_grad for layer in _layers(base) for p in _all_parameters(layer)}
@@ -275,7 +272,6 @@ def _file_key(path: str, name: str) -> str:
 
 
 def _digest(base: PreTrainedModel) -> str:
-    """Return the digest of the base's checkpoint; empty if the base was created in memory."""
     folder = Path(base.config._name_or_path)
     return weights_digest(folder) if base.config._name_or_path and folder.is_dir() else ""
 
@@ -290,8 +286,8 @@ def low_rank_linear(
 ) -> Float[Tensor, "... output"]:
     """Return the layer's output, [..., O], with gradients for ``inputs``, ``down`` and ``up``.
 
-    Products are in the precision of ``weight``, or in that of an active autocast, and their sum under autocast at least
-    float32: to a half-precision output of the layer, a small addition is rounded away.
+    Products are in the precision of ``weight`` or autocast; under autocast the sum is at least float32, since half
+    precision rounds a small addition away.
 
     ``inputs``: [..., I]. ``weight``: [O, I], frozen, as is ``bias``, [O]. ``down``: A, [rank, I]. ``up``: B, [O, rank].
     ``scaling``: alpha / rank.

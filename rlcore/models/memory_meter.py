@@ -14,7 +14,7 @@ from rlcore.models.lora import AdaptedModel
 
 
 def kv_cache_bytes(config: PretrainedConfig, *, num_sequences: int, num_tokens: int, bytes_per_number: int) -> int:
-    """Return the bytes of keys and values of ``num_sequences`` concurrent sequences of up to ``num_tokens`` each."""
+    """Return the bytes of keys and values of ``num_sequences`` sequences of ``num_tokens`` each."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     per_token = 2 * config.num_hidden_layers * config.num_key_value_heads * width * bytes_per_number
     return int(per_token * num_sequences * num_tokens)
@@ -58,7 +58,6 @@ class PeakMeter:
         self._now = 0
 
     def _keep(self, tensor: torch.Tensor) -> _Kept:
-        """Count a tensor that autograd saves for the backward pass; each storage once, weights never."""
         storage = tensor.untyped_storage()
         pointer = storage.data_ptr()
         if pointer in self._weights:
@@ -70,7 +69,6 @@ class PeakMeter:
         return _Kept(self, tensor, pointer)
 
     def release(self, pointer: int) -> None:
-        """Forget a tensor that autograd has released."""
         size, count = self._held.pop(pointer)
         if count > 1:
             self._held[pointer] = size, count - 1
@@ -110,7 +108,7 @@ def measure_peak(
 
 
 class _Kept:
-    """Tensor saved by autograd, counted until it is deleted."""
+    """Tensor that autograd keeps until it is deleted."""
 
     __slots__ = ("_meter", "_pointer", "_tensor")
 

@@ -1,7 +1,7 @@
 """Checks of an external model before it is loaded: files, sizes, weights by their headers, chat template.
 
-A folder may contain anything: a pipe in place of weights, a configuration of a million layers, a kernel to be
-downloaded as attention, a template that never ends. Each is rejected with a reason before it costs resources.
+A folder may contain anything: a pipe in place of weights, a million layers, a kernel to be downloaded as attention, an
+endless template. Each is rejected before it costs resources.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _token_ids(document: dict[str, Any]) -> Iterator[int]:
 
 
 def _growth(step: Any) -> int:
-    """Return the maximum factor by which a tokenizer step and its nested steps lengthen a text."""
+    """Return the maximum factor by which a tokenizer step lengthens a text."""
     if isinstance(step, list):
         return math.prod(map(_growth, step))
     if not isinstance(step, dict):
@@ -265,7 +265,7 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def _numbers(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
-    """Yield each integer of a configuration and the length of each list, with its key; lists before their items."""
+    """Yield the integers of a configuration and the lengths of its lists, with keys; lists before their items."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from _numbers(inner, f"{path}.{key}".removeprefix("."))
@@ -289,7 +289,7 @@ def _refuse_size(path: str, value: int, name: Path | str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """Shape and type of a tensor in a safetensors file."""
+    """Weight in a safetensors file."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -321,8 +321,8 @@ def require_weights(config: PretrainedConfig, folder: Path) -> None:
 def refuse_unknown_weights(model: PreTrainedModel, stored: Iterable[str], *, where: str) -> None:
     """Refuse weights of layers that the model does not have, and biases that its layers do not have.
 
-    The library would leave them out, and the model would compute something else. Other weights that it leaves out
-    belong to other parts: a vision tower, heads for several tokens.
+    The library would drop them and compute something else. Others that it drops are of a vision tower or of heads for
+    several tokens.
 
     Raises:
         ModelError: There is one.
@@ -350,10 +350,7 @@ def refuse_unknown_weights(model: PreTrainedModel, stored: Iterable[str], *, whe
 
 
 def _refuse_other_shapes(model: PreTrainedModel, stored: Mapping[str, StoredWeight], folder: Path) -> None:
-    """Refuse layers that lack a weight that others have, and weights of another shape than the configuration's.
-
-    Names that the library changes on loading are not compared.
-    """
+    """Refuse layers that lack a weight that others have, and weights of another shape than the configuration's."""
     given = {_bare(model, name): each for name, each in stored.items()}
     patterns = {_NUMBER.sub("0", name) for name in given}
     ignored = [re.compile(each) for each in model._keys_to_ignore_on_load_missing or ()]
@@ -398,7 +395,6 @@ def _named(names: list[str]) -> str:
 
 
 def _stored_weights(folder: Path) -> dict[str, StoredWeight]:
-    """Return the tensors of the files that the library would load."""
     if (folder / _SINGLE).is_file():
         return _header(folder / _SINGLE)
     index = folder / _INDEX

@@ -104,8 +104,8 @@ def completion_loss(
 ) -> Float[Tensor, ""]:
     """Return a scalar loss of the completion tokens from their states [N, H].
 
-    ``loss_of`` is called on slices of whole sequences. If ``by_token`` (no token's loss depends on another token), it
-    is called on any slices. Entropies carry a gradient, at the cost of a fourth product, only if ``entropy_gradient``.
+    ``loss_of`` gets slices of whole sequences, or any slices if ``by_token``: no token's loss depends on another.
+    ``entropy_gradient`` costs a fourth product.
     """
     owners = batch.sequence_index.tolist()
     lengths = [1] * len(owners) if by_token else [len(list(run)) for _, run in groupby(owners)]

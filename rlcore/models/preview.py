@@ -99,7 +99,7 @@ def _tokenizer(spelled: str, _state: object) -> ChatTokenizer | None:
 
 
 def _spelled(model: ModelConfig) -> tuple[str, object]:
-    """Return a model's settings as JSON, and the state of its files: a GGUF file takes seconds to read."""
+    """Return settings as JSON, and the state of the files: to read a GGUF file takes seconds."""
     if model.source == "package":
         paths = [find_package_file(model.path, model.file)]
     else:

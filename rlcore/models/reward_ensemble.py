@@ -36,8 +36,8 @@ SCALE_FILE = "reward_scale.json"
 class RewardScale:
     """Reward scale of one member: mean 0 and std 1 over a reference set.
 
-    ``reward = (score - length_slope · ln(length) - shift) / scale``, with the length in completion tokens.
-    ``length_slope`` is 0 unless the preset enables length debiasing.
+    ``reward = (score - length_slope · ln(length) - shift) / scale``, length in completion tokens; ``length_slope`` is 0
+    without length debiasing.
     """
 
     shift: float
@@ -69,8 +69,8 @@ def measure_scale(
 def fit_length_slope(margins: Float[Tensor, "pairs"], log_ratios: Float[Tensor, "pairs"]) -> float:
     """Return the increase of a margin r_chosen - r_rejected [P] per ln(length chosen / length rejected) [P].
 
-    This is the slope of the least-squares line ``margin = quality + slope · log_ratio``. Without the intercept, a real
-    preference for better and longer answers would count as length bias.
+    It is the least-squares slope of ``margin = quality + slope · log_ratio``. Without the intercept, a real preference
+    for better and longer answers would count as length bias.
 
     Raises:
         DataError: All pairs have the same ratio of lengths.
@@ -93,7 +93,7 @@ class RewardScales:
     temperature: float = 1.0
 
     def save(self, folder: Path) -> None:
-        """Write the scales next to the model's checkpoint."""
+        """Write the scales next to the checkpoint."""
         (folder / SCALE_FILE).write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
@@ -133,8 +133,8 @@ class RewardModel:
     ) -> Float[Tensor, "members sequences"]:
         """Return centered rewards, float32 [M, S], without gradient.
 
-        Rewards are in standard deviations of the reference set. If ``calibrated``, they are in log-odds: σ of a
-        difference of the members' mean is the probability that one completion is preferred to the other.
+        In standard deviations of the reference set, or, if ``calibrated``, in log-odds: σ of a difference of the
+        members' mean is the probability that one completion is preferred to the other.
         """
         raw = raw_scores(self.members, sequences, tokens_per_microbatch=tokens_per_microbatch)
         lengths = lengths_of([sequence.completion_ids for sequence in sequences])

@@ -23,10 +23,9 @@ class Runtime:
     """Device and precision of a stage.
 
     Attributes:
-        compute_dtype: dtype of the products in backbone and head; trained weights are always float32.
-        gradient_checkpointing: See :class:`rlcore.config.HardwareConfig`.
-        like_start: Save trained weights in the precision of the starting checkpoint. False if products are float32,
-            because the engine would then serve other numbers.
+        compute_dtype: dtype of backbone and head products; trained weights are float32.
+        like_start: Save trained weights in the precision of the start. False if products are float32: the engine would
+            then serve other numbers.
     """
 
     device: torch.device
@@ -47,8 +46,7 @@ class Runtime:
     def load_reference(self, folder: Path) -> PreTrainedModel:
         """Load a frozen model whose outputs equal those of a newly loaded trainable one, bit for bit.
 
-        With all weights and states in half precision the outputs would differ by rounding, which the KL penalty would
-        train on.
+        In half precision they would differ by rounding, which the KL penalty would train on.
         """
         model = load_policy(folder, device=self.device, dtype=torch.float32)
         return cast_linears(model, self.compute_dtype).requires_grad_(False)
@@ -56,16 +54,15 @@ class Runtime:
     def of_native_engine(self, adapter: LoraConfig) -> Runtime:
         """Return the runtime of the native engine for a policy with this LoRA: float32.
 
-        The engine's weights are the base's plus the adapter's. In half precision a sum with a small part rounds back to
-        the base, and the engine would sample from the start for some steps.
+        In half precision, base plus a small adapter rounds back to the base: some steps would sample from the start.
         """
         return replace(self, compute_dtype=torch.float32) if adapter.rank else self
 
     def load_base(self, folder: Path, *, as_vllm: bool = False) -> PreTrainedModel:
         """Load a frozen base for trained adapters, as :meth:`load_reference`: its states and sums are float32.
 
-        ``as_vllm``: in half precision as vLLM computes, which rounds small additions of an adapter away. A learner with
-        float32 sums would differ from it by three times as much (SmolLM2, bfloat16: 0.28 instead of 0.09 of log-odds).
+        ``as_vllm``: in half precision as vLLM computes, which rounds small additions of an adapter away. Float32 sums
+        would differ from it three times as much (SmolLM2, bfloat16: 0.28 instead of 0.09 of log-odds).
         """
         model = self.load_frozen(folder) if as_vllm else self.load_reference(folder)
         return enable_gradient_checkpointing(model) if self.gradient_checkpointing else model
@@ -74,8 +71,8 @@ class Runtime:
 def enable_gradient_checkpointing(model: PreTrainedModel) -> PreTrainedModel:
     """Recompute the activations of every layer in the backward pass: less memory, about a third more time.
 
-    transformers checkpoints in training mode only, which would enable dropout. Only the layers themselves are therefore
-    set to training mode, with dropout 0. Recomputation uses the adapter of its forward pass, whichever is active then.
+    transformers checkpoints in training mode only, which would enable dropout. Only the layers are therefore set to it,
+    with dropout 0. Recomputation uses its forward pass's adapter.
 
     Raises:
         ModelError: The architecture does not support it.
@@ -99,7 +96,7 @@ def enable_gradient_checkpointing(model: PreTrainedModel) -> PreTrainedModel:
 
 
 class _Adapter(AbstractContextManager[None]):
-    """Context with the adapter ``name`` active on ``base``; restores the previous one."""
+    """Context with the adapter ``name`` active on ``base``."""
 
     def __init__(self, base: PreTrainedModel, name: str) -> None:
         self._base, self._name, self._before = base, name, name

@@ -55,7 +55,7 @@ _LENGTH = 8  # bytes of the length before a safetensors header
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path, metadata: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file whose bytes depend only on its content.
 
-    The library writes metadata in an order that differs between processes; here they are sorted.
+    Metadata are sorted; the library's order differs between processes.
     """
     save_file(dict(tensors), path, metadata=dict(metadata) if metadata else None)
     if not metadata or len(metadata) == 1:

@@ -54,7 +54,7 @@ def source_digest(config: ModelConfig) -> str:
 
 
 def files_digest(paths: Sequence[Path]) -> str:
-    """Return the SHA-256 of the concatenated bytes of files; for one file, the output of ``sha256sum``."""
+    """Return the SHA-256 of the concatenated bytes of files."""
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as stream:

@@ -6,8 +6,8 @@
     else   the library's SDPA with the dense mask, which is the reference of the tests; on a CPU also for layers
            with a window shorter than a sequence
 
-Enabled by ``model.set_attn_implementation(TREE_ATTENTION)``. The layout reaches the layers as the argument ``tree``;
-without packing the library's function is called.
+Enabled by ``model.set_attn_implementation(TREE_ATTENTION)``. Layers get the layout as ``tree``; without it they call
+the library's function.
 """
 
 from __future__ import annotations
@@ -75,9 +75,8 @@ class TreeLayout:
     """Layout of a batch's rows, with segments [B, T].
 
     Attributes:
-        trees: Trees of the rows, on a CPU only, since a GPU would need a synchronization.
+        trees: On a CPU only: a GPU would synchronize.
         depth: Tokens of the longest prompt with a completion, or an upper bound.
-        masks: Cached masks by window.
     """
 
     segment: Int[Tensor, "batch time"]
@@ -210,7 +209,7 @@ def _rest(tree: Tree) -> tuple[slice, ...]:
 
 
 def _by_pieces(query: Tensor, key: Tensor, value: Tensor, layout: TreeLayout, *, scale: float | None) -> Tensor:
-    """Compute in float32 at least: in half precision, the kernel's backward pass takes twice as long on a CPU."""
+    """Compute in float32 at least: in half precision the backward pass takes twice as long on a CPU."""
     inputs = map(at_least_float32, (query, key, value))
     output: Tensor = _Pieces.apply(*inputs, layout, scale)  # type: ignore[no-untyped-call]
     return output.to(value.dtype).transpose(1, 2)
@@ -270,7 +269,7 @@ def block_mask(segment: Int[Tensor, "batch time"], *, window: int | None = None)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blocks:
-    """Lowest and highest segment and position of each block [B, N], and whether it contains padding."""
+    """Lowest and highest segment and position of each block [B, N], and its padding."""
 
     first: Tensor
     last: Tensor
@@ -280,7 +279,6 @@ class _Blocks:
 
     @classmethod
     def of(cls, segment: Tensor, position: Tensor) -> _Blocks:
-        """Return the blocks of rows [B, T], padding the last one."""
         missing = -segment.shape[1] % BLOCK
         shape = (len(segment), -1, BLOCK)
         codes = functional.pad(segment, (0, missing), value=-1).reshape(shape)
@@ -291,7 +289,7 @@ class _Blocks:
 
 
 def _visible_blocks(blocks: _Blocks, window: int | None) -> tuple[Tensor, Tensor]:
-    """Return which query blocks see some, and which all, of each key block: bool [B, N, N] each."""
+    """Return the query blocks that see some, and all, of each key block: bool [B, N, N] each."""
     first, last = blocks.first[:, :, None], blocks.last[:, :, None]
     key_first, key_last = blocks.first[:, None], blocks.last[:, None]
     count = blocks.first.shape[1]
@@ -309,7 +307,6 @@ def _visible_blocks(blocks: _Blocks, window: int | None) -> tuple[Tensor, Tensor
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of key blocks per query block, int32 [B, 1, N], and their indices: int32 [B, 1, N, N]."""
     count = blocks.sum(-1, dtype=torch.int32)
     order = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True).to(torch.int32)
     return count[:, None], order[:, None]

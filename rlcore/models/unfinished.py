@@ -1,7 +1,6 @@
 """Temporary folders that are locked while a process writes to them; one without a lock was left by a killed process.
 
-The kernel locks the folder itself and releases the lock when the process ends. If a file system has no such locks, a
-folder counts as in use.
+The kernel releases the lock with the process. On a file system without locks, a folder counts as in use.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Weights of a model by the names in its checkpoint, which other engines read.
 
 transformers renames and fuses weights in memory: the experts of a layer are one tensor in memory and hundreds in a
-checkpoint, and GPT-NeoX's head has another name. Its own conversion, reversed as in ``save_pretrained``, gives the
-stored names. Here it is applied to one tensor at a time on reading, so that no second model is in memory.
+checkpoint, and GPT-NeoX's head has another name. Its reversed conversion gives the stored names, here for one tensor at
+a time, so that no second model is in memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def to_checkpoint_names(state: Mapping[str, torch.Tensor], checkpoint: Path) -> 
 class CheckpointNameView(Mapping[str, torch.Tensor]):
     """Tensors of ``state`` by stored names, converted when they are read.
 
-    ``sources``: name in ``state`` by stored name. Tensors unknown to the layout keep their names.
+    ``sources``: name in ``state`` by stored name.
     """
 
     def __init__(self, state: Mapping[str, torch.Tensor], model: PreTrainedModel, sources: Mapping[str, str]) -> None:
@@ -67,7 +67,7 @@ def _convert(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> dict[st
 
 @functools.lru_cache(maxsize=4)
 def _layout(checkpoint: Path) -> tuple[PreTrainedModel, Mapping[str, str]]:
-    """Return the model of a checkpoint without weights, and its name in memory by stored name."""
+    """Return a checkpoint's model without weights, and its name in memory by stored name."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(checkpoint, local_files_only=True))
     state = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}

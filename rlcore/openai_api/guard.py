@@ -29,7 +29,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits: ``concurrent`` requests; ``seconds`` of one request, including its body and reply, or None."""
+    """Limits: ``concurrent`` requests; ``seconds`` of one with body and reply, or None."""
 
     concurrent: int = 64
     seconds: float | None = 300.0
@@ -42,10 +42,9 @@ class Admission:
     """Conditions of a request.
 
     Attributes:
-        allows: Return True for a valid key.
-        hosts: Names in the Host header by which the server may be called.
+        hosts: Names in the Host header.
         open_paths: Paths without a key, for probes.
-        refused: Called with each rejection and the key of its request.
+        refused: Called with each rejection and its key.
     """
 
     allows: Callable[[str], bool]
@@ -62,7 +61,6 @@ class Guard:
         self._hosts = frozenset(host.lower() for host in admission.hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         body, begun = _Body(receive, self._limits), False
 
         async def note(message: MutableMapping[str, Any]) -> None:
@@ -120,7 +118,7 @@ class Guard:
 
 
 class _Body:
-    """Request body with limited size and time. ``expected``: its length in the headers."""
+    """Request body with limited size and time; ``expected``: its announced length."""
 
     def __init__(self, receive: Receive, limits: Limits) -> None:
         self._receive, self._limits = receive, limits
@@ -128,7 +126,7 @@ class _Body:
         self._deadline = asyncio.get_running_loop().time() + limits.body_seconds
 
     async def receive(self) -> MutableMapping[str, Any]:
-        """Return the next message; until the body is complete, within its time and size."""
+        """Return the next message, until the body is complete within its limits."""
         if self._is_whole:
             return await self._receive()
         if self.expected > self._limits.body_bytes:
@@ -144,7 +142,7 @@ class _Body:
         return message
 
     async def drain(self) -> None:
-        """Read the rest of a refused body, within limits: many clients read no reply before they have sent all."""
+        """Read the rest of a refused body: many clients read no reply before they have sent all."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(self._deadline):
                 while not self._is_whole and self._size < _DRAINED * self._limits.body_bytes:
@@ -166,7 +164,7 @@ async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
     """Return the result of ``work``, unless the client disconnects: then it ends.
 
     Raises:
-        ClientDisconnect: The client is gone, so nobody would read a reply.
+        ClientDisconnect: The client is gone.
     """
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(receive())
     try:

@@ -26,7 +26,7 @@ class FunctionCall:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Token text with its logprob in nats at temperature 1, and those of the most likely tokens at its position."""
+    """Token text with its logprob in nats at temperature 1, and the position's likeliest tokens."""
 
     text: str
     logprob: float
@@ -37,7 +37,7 @@ class TokenLogprob:
 class Piece:
     """Next part of a completion, or all of it.
 
-    ``num_tokens``: its number of tokens. ``finish``: the reason if it is the last, which has all thoughts and calls.
+    ``finish``: the reason if it is the last, which has all thoughts and calls.
     """
 
     index: int
@@ -69,7 +69,6 @@ class Reply:
         return body | {"usage": self._usage(sum(piece.num_tokens for piece in pieces))}
 
     def stream(self, choices: Sequence[Piece]) -> Iterator[str]:
-        """Yield the events of whole choices."""
         yield from self.opening(len(choices))
         for piece in choices:
             yield from self.events(piece)
@@ -144,7 +143,7 @@ class Reply:
 
 
 def event(data: Json, name: str = "") -> str:
-    """Return a server-sent event. It is ASCII: some clients split its lines at every separator of Unicode."""
+    """Return a server-sent event in ASCII: some clients split lines at every separator of Unicode."""
     return (f"event: {name}\n" if name else "") + f"data: {json.dumps(data)}\n\n"
 
 

@@ -43,13 +43,12 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """Error as JSON."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     @property
     def response(self) -> JSONResponse:
-        """HTTP response. OpenAI's clients repeat a request only if ``x-should-retry`` is true."""
+        """HTTP response; OpenAI's clients repeat a request only if ``x-should-retry`` is true."""
         headers = {"x-should-retry": str(self.may_retry).lower()}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
@@ -104,11 +103,11 @@ class Offer:
     """Part of the protocol that a server offers.
 
     Attributes:
-        max_choices: Completions of a request; ``max_stops``: its stop strings.
+        max_choices: Completions of a request; ``max_stops``: stop strings.
         model: Name for requests without one; "" if they need one.
-        refused: Parameters that are refused unless their value has no effect, as in :data:`UNSUPPORTED`.
-        ignored: Parameters without effect.
-        ignores_unknown: Ignore other parameters with a warning, instead of refusing them.
+        refused: Refused unless their value has no effect, as in :data:`UNSUPPORTED`.
+        ignored: Have no effect.
+        ignores_unknown: Ignore others with a warning, instead of refusing them.
     """
 
     max_choices: int
@@ -124,11 +123,10 @@ class Options:
     """Parameters that all requests for completions share.
 
     Attributes:
-        max_tokens: Limit on the tokens of a completion, or None.
         temperature: 0 is greedy.
-        stop: Texts that end a completion and are not part of it.
-        top_logprobs: Number of likeliest tokens beside each token's logprob; None: no logprobs.
-        include_usage: Send the usage as the last chunk of a stream.
+        stop: Texts that end a completion, excluded.
+        top_logprobs: Likeliest tokens beside each token's; None: no logprobs.
+        include_usage: In the last chunk of a stream.
     """
 
     model: str
@@ -143,9 +141,9 @@ class Options:
 
 
 class Fields:
-    """Fields of a JSON object, read by their types. null means absent. Each error names the field.
+    """Fields of a JSON object, read by their types; null means absent.
 
-    ``where``: path of the object in the request, "" for the request itself.
+    ``where``: path in the request, "" for the whole.
     """
 
     def __init__(self, value: object, offer: Offer, where: str = "") -> None:
@@ -155,11 +153,9 @@ class Fields:
         self._values = {name: each for name, each in value.items() if each is not None}
 
     def path(self, field: str) -> str:
-        """Return the path of a field in the request."""
         return f"{self.where}.{field}" if self.where else field
 
     def has(self, *fields: str) -> bool:
-        """Return True if one of these fields is there."""
         return not self._values.keys().isdisjoint(fields)
 
     def value(self, field: str) -> Any:
@@ -219,7 +215,6 @@ class Fields:
         return name
 
     def missing(self, field: str) -> ApiError:
-        """Return the error of an absent field."""
         name = self.path(field)
         return ApiError(400, f"{name} is missing", code="missing_required_parameter", param=name)
 
@@ -304,7 +299,7 @@ def chat_messages(fields: Fields, roles: Mapping[str, Role]) -> Iterator[tuple[R
     """Yield the role, the text and the fields of each message.
 
     Raises:
-        ApiError: There is no message, or one has an unknown role, no content, or content that is no text.
+        ApiError: There is none, or one has an unknown role or no text.
     """
     if not fields.items("messages"):
         raise ApiError(400, "messages is empty", param="messages")
@@ -345,7 +340,7 @@ def completion_prompts(fields: Fields) -> tuple[str | tuple[int, ...], ...]:
     """Return the prompts of a text completion, each a text or token ids.
 
     Raises:
-        ApiError: There is none, or too many, or one is something else.
+        ApiError: There is none, too many, or something else.
     """
     value, most = fields.value("prompt"), fields.offer.max_choices
     if value is None:

@@ -48,15 +48,15 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def max_connections() -> int:
-    """Return the number of connections that a server may hold: a quarter of the files that the process may open."""
+    """Return the limit on connections: a quarter of the files that the process may open."""
     return max(64, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4)
 
 
 class Connections:
     """Open connections, bounded in all and per key.
 
-    If there are too many, a new one takes the place of the oldest without a valid key, then of the oldest that is idle:
-    honest clients reach the server whatever others open.
+    If there are too many, a new one replaces the oldest without a valid key, then the oldest idle one: honest clients
+    reach the server whatever others open.
     """
 
     def __init__(self, most: int, most_of_key: int) -> None:
@@ -75,7 +75,6 @@ class Connections:
             closed.transport.abort()
 
     def remove(self, connection: Connection) -> None:
-        """Remove a closed connection."""
         self._open.pop(connection, None)
 
     def admit(self, connection: Connection, key: str) -> bool:
@@ -159,7 +158,6 @@ class ServerThread:
 
     @property
     def is_alive(self) -> bool:
-        """True while connections are accepted."""
         return self._thread.is_alive()
 
     def call_soon(self, function: Callable[[], object]) -> None:
@@ -169,7 +167,7 @@ class ServerThread:
                 self._loop.call_soon_threadsafe(function)
 
     def stop(self) -> None:
-        """Close the sockets and all connections, after a moment for replies that are on their way."""
+        """Close everything, after a moment for replies that are on their way."""
         self._server.should_exit = True
         self._thread.join()
 
@@ -191,7 +189,7 @@ class ServerThread:
 class Connection(H11Protocol):
     """Connection that rejects other input than HTTP in the form of all rejections.
 
-    It ends if its client sends nothing, or reads nothing.
+    It ends if its client is idle.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -199,7 +197,6 @@ class Connection(H11Protocol):
 
     @property
     def is_busy(self) -> bool:
-        """True while a request is being answered."""
         return getattr(self, "cycle", None) is not None and not self.cycle.response_complete
 
     def admit(self, key: str) -> bool:

@@ -19,7 +19,7 @@ from rlcore.types import FailedRollout, Prompt, Rollout
 class SamplingParams:
     """Sampling parameters. There is no top-p, top-k or min-p, because a filtered distribution biases the ratio.
 
-    ``greedy`` takes the likeliest token. It ignores ``temperature``, and log-probabilities are at temperature 1.
+    ``greedy`` takes the likeliest token; its log-probabilities are at temperature 1.
     """
 
     temperature: float
@@ -42,8 +42,8 @@ class Sampler(Protocol):
         """Return a group of ``params.num_samples`` completions per prompt, in prompt order.
 
         The random numbers of a completion depend on ``seed``, the prompt's index and the sample's index, not on the
-        batch. A completion that ended by itself has the EOS token as its last. ``places``: index of each prompt, if not
-        0, 1, 2, …, so that a part of a batch can be sampled alone.
+        batch. A finished completion ends with EOS. ``places``: index of each prompt, if a part of a batch is sampled
+        alone.
 
         Raises:
             SamplingError: The engine is broken. A single failed completion is a ``FailedRollout`` instead.

@@ -29,10 +29,10 @@ class Decoded:
     """Completions of S sequences.
 
     Attributes:
-        tokens: int64 [S, N], of which the first ``lengths`` entries of a row are valid.
+        tokens: int64 [S, N], valid up to ``lengths``.
         logprobs: float32 [S, N].
         lengths: [S].
-        stopped: [S], True if an EOS id ended the sequence. It is the last token.
+        stopped: [S], True if an EOS id, the last token, ended it.
     """
 
     tokens: torch.Tensor
@@ -54,11 +54,10 @@ def decode(
 
     Args:
         model: Model with :data:`rlcore.sampling.kv_cache.GROUPED_ATTENTION`, in evaluation mode.
-        prompts: S non-empty prompts.
+        prompts: S prompts, not empty.
         uniforms: float32 [S, N] in [0, 1), the random number of each token.
         choose: Maps (logits [R, V], uniforms [R]) to tokens [R] and their log-probabilities [R].
         eos_ids: int64 [E].
-        watch: Called after each step.
     """
     num_sequences, num_tokens = uniforms.shape
     tokens = torch.zeros(uniforms.shape, dtype=torch.int64, device=uniforms.device)
@@ -90,10 +89,10 @@ class _Batch:
     """Rows that are decoded together.
 
     Attributes:
-        rows: [R], the sequence of each row.
+        rows: [R], sequences.
         mask: bool [R, P + N], False on the left padding of shorter prompts.
-        lengths: int64 [R, 1], tokens of each row's prompt.
-        sharing: Which of the G prompts each row has.
+        lengths: int64 [R, 1], of the prompts.
+        sharing: Prompt of each row.
     """
 
     def __init__(self, model: PreTrainedModel, cache: Cache, mask: torch.Tensor, origin: torch.Tensor) -> None:
@@ -117,7 +116,6 @@ class _Batch:
         return logits[:, -1]
 
     def close(self, gaps: Gaps) -> None:
-        """Drop the ended rows, and the prompts that have no others."""
         prompts, origin = gaps.close(self.sharing.origin).unique(return_inverse=True)  # type: ignore[no-untyped-call]
         for layer in self.cache.layers:
             layer.select(gaps, prompts)
@@ -204,8 +202,8 @@ def decode_by_library(
 ) -> Decoded:
     """Complete each prompt as :func:`decode`, by the library's ``generate``, which manages other states than keys.
 
-    Rows of equal length form a batch: padding before a prompt would pass through a recurrent state. A row that has
-    ended is computed on until the last of its part ends; ``watch`` takes it for unfinished until then.
+    Rows of equal length form a batch: padding before a prompt would pass through a recurrent state. Ended rows are
+    computed, and unfinished for ``watch``, until the last of their part ends.
     """
     num_tokens = uniforms.shape[1]
     tokens = torch.zeros(uniforms.shape, dtype=torch.int64, device=uniforms.device)
@@ -237,7 +235,7 @@ def decode_by_library(
 
 
 class _Chosen(LogitsProcessor):  # type: ignore[misc]  # transformers is not typed
-    """Logits processor that samples the tokens, [R] of each step, and forces the library to take them."""
+    """Logits processor that samples the tokens, [R] of each step, and forces them on the library."""
 
     def __init__(self, choose: Choose, uniforms: torch.Tensor, watch: Callable[[int], None]) -> None:
         self._choose, self._uniforms, self._watch = choose, uniforms, watch
@@ -253,7 +251,7 @@ class _Chosen(LogitsProcessor):  # type: ignore[misc]  # transformers is not typ
 
 
 def _parts(prompts: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
-    """Yield rows whose prompts have equal length, as many as one prefill may compute."""
+    """Yield rows of prompts of equal length, as many as one prefill may compute."""
     by_length: dict[int, list[int]] = {}
     for row, prompt in enumerate(prompts):
         by_length.setdefault(len(prompt), []).append(row)

@@ -22,7 +22,7 @@ _GROWTH = 64  # positions added to a full buffer
 class SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers is not typed
     """Keys and values of one layer: of G prompts [G, heads, W, width], and buffers of R rows [R, heads, room, width].
 
-    The dynamic layer of transformers would copy all of them for every token.
+    transformers' dynamic layer would copy all of them for every token.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class SharedPromptLayer(DynamicLayer):  # type: ignore[misc]  # transformers is 
         return self.keys[:, :, : self.length], self.values[:, :, : self.length]
 
     def get_seq_length(self) -> int:
-        """Return the number of positions of a row, including its prompt."""
+        """Return the positions of a row, including its prompt."""
         return (self.prompt_keys.shape[-2] if self.is_initialized else 0) + self.length
 
     def select(self, gaps: Gaps, prompts: torch.Tensor) -> None:
@@ -95,7 +95,7 @@ def cache_argument(model: PreTrainedModel, cache: Cache) -> dict[str, Cache]:
 
 @cached
 def _name_of_cache(kind: type[torch.nn.Module]) -> str:
-    """Return the argument name: ``cache`` since transformers 5.23; 5.40 removes the older name."""
+    """Return ``cache``, the name since transformers 5.23; 5.40 removes the older one."""
     return "cache" if "cache" in inspect.signature(kind.forward).parameters else "past_key_values"
 
 
@@ -105,8 +105,8 @@ class PromptGroups:
 
     Attributes:
         origin: int64 [R], the prompt of each row.
-        slots: int64 [G * M], the rows of each prompt, padded with any row if a prompt has fewer than M.
-        indices: int64 [R], the position of a row in ``slots``.
+        slots: int64 [G * M], the rows of each prompt, padded with any row.
+        indices: int64 [R], positions in ``slots``.
         mask: bool [G, W], False on the left padding of shorter prompts.
     """
 
@@ -142,9 +142,8 @@ def grouped_attention(
 ) -> tuple[torch.Tensor, None]:
     """Compute attention of one new token per row over its prompt, read once per prompt, and over its own keys.
 
-    Query heads that share a key-value head become its query positions, and so do rows that share a prompt. The two
-    parts are merged by their log-sum-exp. Other cases use the library's function. The parameters are those of
-    transformers' ``AttentionInterface``.
+    Query heads of a key-value head, and rows of a prompt, become query positions. The two parts are merged by their
+    log-sum-exp. Other cases use the library's function. Parameters: transformers' ``AttentionInterface``.
 
     Raises:
         ModelError: The layer needs an option that is not implemented here, such as a soft-cap or sinks.
@@ -179,10 +178,7 @@ def grouped_attention(
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, mask: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return attention [B, heads, T, width] and its log-sum-exp, at least float32 [B, heads, T].
-
-    ``mask`` is True on visible keys.
-    """
+    """Return attention [B, heads, T, width] and its log-sum-exp, at least float32 [B, heads, T]."""
     bias = None if mask is None else torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, -torch.inf)
     if query.device.type == "cpu":
         if bias is not None:
@@ -199,7 +195,7 @@ def _attend(
 
 
 def _grouped_mask(*, q_length: int, local_size: int | None = None, **options: Any) -> torch.Tensor | None:
-    """Return the mask of transformers' ``AttentionMaskInterface``: none for a token that sees all before it."""
+    """Return the mask of transformers' ``AttentionMaskInterface``: none if a token sees all before it."""
     if q_length == 1 and local_size is None:
         return None
     mask: torch.Tensor | None = sdpa_mask(q_length=q_length, local_size=local_size, **options)

@@ -3,8 +3,8 @@
     model = LmEvalModel(policy, tokenizer, config, seed=0)
     records = evaluate(model, config, cache=folder)  # a row for each task, document and metric
 
-It loads nothing from the internet: a task is a YAML file whose data are JSONL files in the same folder. YAML tags that
-run Python, such as ``!function``, are errors.
+Nothing is loaded from the internet: a task is a YAML file with JSONL files in its folder. YAML tags that run Python,
+such as ``!function``, are errors.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]
         return found
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Render a conversation as text."""
         return render_turns(self._chat.hf_tokenizer, chat_history, add_generation_prompt=add_generation_prompt)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:

@@ -1,7 +1,7 @@
 """Built-in rollout engine: batched decoding of a Hugging Face causal language model in plain torch.
 
-Each distinct prompt is prefilled once, and the samples of its group share its keys and values. Models whose rows cannot
-share a prompt are decoded by the library, which is slower. On a CPU, products are oneDNN's with packed weights.
+Samples of a group share their prompt's keys and values. Models that cannot share are decoded by the library, more
+slowly. On a CPU, products are oneDNN's with packed weights.
 """
 
 from __future__ import annotations
@@ -48,11 +48,9 @@ class _Watch:
         self._num_answers, self._max_tokens, self._tokens = num_answers, max_tokens, 0
 
     def begin(self, *, num_done: int, num_rows: int) -> None:
-        """Begin a block of rows, after ``num_done`` answers."""
         self._last = num_done + num_rows
 
     def step(self, made: int, live: int, step: int) -> None:
-        """Report a step of a block; arguments are those of :data:`rlcore.sampling.decoding.Watch`."""
         self._tokens += made
         done = self._last - live
         begun = live * step / self._max_tokens
@@ -62,8 +60,7 @@ class _Watch:
 class NativeSampler:
     """Rollout engine with its own copy of a model's weights; see :class:`rlcore.sampling.base.Sampler`.
 
-    ``max_concurrent``: sequences decoded together. A prompt without room in the model's positions gives failed
-    rollouts.
+    ``max_concurrent``: sequences decoded together. Prompts that are too long give failed rollouts.
     """
 
     def __init__(
@@ -113,7 +110,7 @@ class NativeSampler:
         return [[made[request] for request in group] for group in groups]
 
     def _decode(self, block: Sequence[_Request], params: SamplingParams, watch: _Watch, *, seed: int) -> Decoded | None:
-        """Return the completions of a block. None if memory ran out; later blocks are then smaller."""
+        """Return the completions of a block; None if memory ran out: later blocks are then smaller."""
         try:
             return (decode if self._shares_prompts else decode_by_library)(
                 self._model,
@@ -195,7 +192,7 @@ class NativeSampler:
 
 
 def _blocks(requests: Sequence[_Request], max_concurrent: int) -> Iterator[list[_Request]]:
-    """Yield blocks of requests to decode together, of similar prompt lengths to reduce padding."""
+    """Yield blocks of similar prompt lengths, to reduce padding."""
     block: list[_Request] = []
     prompts: set[tuple[int, ...]] = set()
     for request in sorted(requests, key=lambda request: len(request.prompt.token_ids)):
@@ -211,7 +208,7 @@ def _blocks(requests: Sequence[_Request], max_concurrent: int) -> Iterator[list[
 
 
 def _uniforms(block: Sequence[_Request], num_tokens: int, *, seed: int) -> torch.Tensor:
-    """Return random numbers in [0, 1), float32 [S, N], from a stream per completion, independent of the block."""
+    """Return random numbers in [0, 1), float32 [S, N], a stream per completion, independent of the block."""
     streams = [generator(seed, request.index, request.sample_index) for request in block]
     return torch.stack([torch.rand(num_tokens, generator=stream) for stream in streams])
 
@@ -226,7 +223,7 @@ def _shape_mismatches(own: Mapping[str, torch.Tensor], state: Mapping[str, torch
 
 
 def _untied(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return problems of names that are one tensor in the engine and have different values in ``state``."""
+    """Return problems of names that are one tensor here and have different values in ``state``."""
     first_name: dict[int, str] = {}
     problems = []
     for name, tensor in own.items():
@@ -239,7 +236,7 @@ def _untied(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) 
 
 @contextmanager
 def _packed_weights(model: torch.nn.Module) -> Iterator[None]:
-    """On a CPU, compute linear layers within the context with copies of their weights in oneDNN's blocked layout.
+    """On a CPU, compute linear layers with copies of their weights in oneDNN's blocked layout.
 
     PyTorch's own product brings bfloat16 weights into this layout each time, and in float32 it calls MKL.
     """

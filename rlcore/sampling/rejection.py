@@ -1,8 +1,8 @@
 """Rejection sampling of demonstrations from scored answers, and the curriculum of prompts by their pass rates.
 
-The order of decisions is fixed. First, unusable answers are dropped (unscored, truncated, blank), then those below the
-threshold. Per prompt, the best answers are kept without duplicates, up to a cap. Per task, prompts alternate up to
-another cap, each with its best answer first. Every dropped answer has exactly one reason.
+In this order, unusable answers (unscored, truncated, blank) are dropped, then those below the threshold, then
+duplicates and all but a prompt's best, up to a cap. Per task, prompts alternate up to another cap, best answers first.
+Every dropped answer has exactly one reason.
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ class Candidate:
     """Sampled answer.
 
     Attributes:
-        num_tokens: Length as sampled.
         value: Its reward, or None if the grader failed.
-        is_finished: True if it ended by itself.
-        is_usable: True if its text can be a demonstration (not blank, no control token as text).
+        is_usable: Its text can be a demonstration (not blank, no control token as text).
         calls: Turns before ``text``, the last one, each with its tool output.
     """
 
@@ -58,7 +56,7 @@ class Candidate:
 
     @property
     def transcript(self) -> str:
-        """Text of all turns and tool outputs, which identifies duplicates."""
+        """Text of all turns and tool outputs."""
         return "\n".join([*(text for call in self.calls for text in call), self.text])
 
 
@@ -75,7 +73,7 @@ class RejectionStats:
     """Statistics of the answers to a set of prompts.
 
     Attributes:
-        verified: Number of scores at or above the threshold.
+        verified: Scores at or above the threshold.
         pass_rate: Mean over prompts of the fraction of verified answers, with its bootstrap interval over prompts.
         solved: Fraction of prompts with a verified answer, with its Wilson interval.
     """
@@ -106,7 +104,7 @@ def select(candidates: Sequence[Candidate], config: RejectionConfig, *, seed: in
 
 
 def is_verified(candidate: Candidate, config: RejectionConfig) -> bool:
-    """Return True if an answer's score reaches the threshold. An unscored answer does not."""
+    """Return True if an answer has a score that reaches the threshold."""
     return candidate.value is not None and candidate.value >= config.threshold
 
 
@@ -118,7 +116,7 @@ def summarize(
     seed: int,
     confidence: float = 0.95,
 ) -> RejectionStats:
-    """Return the statistics of at least one answer. ``confidence`` is the level of the intervals.
+    """Return the statistics of at least one answer; ``confidence``: of the intervals.
 
     Raises:
         DataError: There are no candidates.
@@ -182,7 +180,7 @@ def _redundant(one: Candidate, kept: Sequence[Candidate], config: RejectionConfi
 
 
 def _over_task_cap(best_first: Sequence[Candidate], config: RejectionConfig, seed: int) -> list[Candidate]:
-    """Return the answers beyond a task's cap: the best answer of every prompt precedes the second best of any."""
+    """Return answers beyond a task's cap: every prompt's best precedes any second best."""
     turns: Counter[str] = Counter()
     ranked: list[tuple[str, int, int, Candidate]] = []
     for one in best_first:
@@ -200,14 +198,13 @@ def _over_task_cap(best_first: Sequence[Candidate], config: RejectionConfig, see
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassCount:
-    """``passed`` of ``answers`` answers to a prompt were correct. ``answers`` is at least 1."""
+    """``passed`` of ``answers`` > 0 answers to a prompt were correct."""
 
     passed: int
     answers: int
 
     @property
     def pass_rate(self) -> float:
-        """Fraction of correct answers."""
         return self.passed / self.answers
 
 
@@ -224,7 +221,7 @@ def repeat_counts(weights: Sequence[Fraction], *, seed: int) -> list[int]:
     """Return how often each item occurs in an epoch: the rarest once, others in proportion to their weight > 0.
 
     A fractional ratio is rounded up or down, so that its mean over seeds is the ratio (systematic sampling, Madow
-    1949). The total differs by at most one from the sum of the ratios.
+    1949).
     """
     if not weights:
         return []
@@ -247,7 +244,7 @@ def sample_by_difficulty(
     Args:
         tried: Counts of each item. An item with None is not sampled.
         band: Lowest and highest pass rate.
-        weight: ``even`` repeats no item; ``learnability`` repeats items in proportion to :func:`learnability`.
+        weight: ``even`` repeats none; ``learnability`` in proportion to :func:`learnability`.
     """
     low, high = band
     known = [

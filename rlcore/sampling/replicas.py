@@ -29,8 +29,7 @@ class Send(Protocol):
 class ReplicatedSampler:
     """Engines with equal weights, which ``send`` updates; see :class:`rlcore.sampling.base.Sampler`.
 
-    A prompt's whole group goes to one engine. Samples do not depend on the number of engines. A weight sync is verified
-    on each of ``members``.
+    A prompt's group goes to one engine; samples do not depend on their number.
     """
 
     def __init__(self, members: Sequence[Sampler], send: Send) -> None:
@@ -45,7 +44,7 @@ class ReplicatedSampler:
     def sample(
         self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
     ) -> list[list[Rollout | FailedRollout]]:
-        """Return a group of completions per prompt, in prompt order. Each completion names its engine.
+        """Return a group of completions per prompt, each with the number of its engine.
 
         Raises:
             SamplingError: An engine is broken.
@@ -80,7 +79,6 @@ class ReplicatedSampler:
         return sorted({part for parts in known for part in parts}) if len(known) == len(found) else None
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the load of all servers since the last call."""
         total: dict[str, float] = {}
         for member in self.members:
             for name, value in take_metrics(member).items():

@@ -16,7 +16,7 @@ from rlcore.types import FailedRollout, FinishReason, Prompt, Rollout
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScriptedCompletion:
-    """Completion as an engine would report it. If it stopped, its last token is the EOS id."""
+    """Completion as an engine reports it; if it stopped, its last token is EOS."""
 
     completion_ids: tuple[int, ...]
     sampler_logprobs: tuple[float, ...]
@@ -33,9 +33,8 @@ class ScriptedCompletion:
 class ScriptedSampler:
     """Engine that replays ``script[prompt_id]``; see :class:`rlcore.sampling.base.Sampler`.
 
-    A group longer than its script repeats the script; greedy sampling takes its first completion. A prompt without a
-    script gives failed rollouts. With a ``scorer`` engine, the log-probabilities are the scorer's, and weight syncs can
-    be verified; else loading weights changes only the version.
+    A longer group repeats the script; greedy sampling takes its first completion. A prompt without one gives failed
+    rollouts. With a ``scorer`` engine, the log-probabilities are the scorer's, and weight syncs can be verified.
     """
 
     def __init__(

@@ -44,7 +44,6 @@ def by_hand(path: Path) -> str:
 
 
 def links(path: Path) -> Iterator[str]:
-    """Yield the link targets of a document that are inside the project."""
     text = re.sub(r"`[^`\n]*`", "", "\n".join(prose(path)))
     yield from (each for each in LINK.findall(text) if not each.startswith(("http://", "https://", "mailto:")))
 
@@ -61,7 +60,6 @@ def anchors(path: Path) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def pages_of(entry: Any) -> Iterator[str]:
-    """Yield the pages of a navigation entry."""
     if isinstance(entry, str):
         yield entry
     else:
@@ -97,7 +95,6 @@ def test_the_site_fetches_nothing_from_the_internet() -> None:
 
 
 def resolves(path: Path, target: str) -> bool:
-    """Return True if a document's link names a file and, after ``#``, one of its headings."""
     file, _, anchor = target.partition("#")
     other = (path.parent / file).resolve() if file else path
     return other.exists() and (not anchor or all(anchor in known for known in anchors(other)))

@@ -30,7 +30,6 @@ RUNNERS = ("rlcore/sandbox/runner.py",)  # runs programs, inside a box alone
 
 
 def violations(code: Sequence[ast.AST]) -> Iterator[str]:
-    """Every forbidden construct of a module, with its line."""
     for name, line in imported(code):
         if name.partition(".")[0] in PICKLERS:
             yield f"line {line}: import {name}"

@@ -22,7 +22,6 @@ IMPORTERS = {  # the only files that may import a library, so that it can be rep
 
 
 def importers(library: str) -> list[str]:
-    """The modules that import a library anywhere."""
     return [path for path in modules() if any(name.partition(".")[0] == library for name, _ in imported(nodes(path)))]
 
 

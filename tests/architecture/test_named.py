@@ -42,18 +42,15 @@ SPANS = [
 
 
 def named(pattern: str) -> set[tuple[str, str]]:
-    """Return each document and match of a pattern in it."""
     return {(name, match) for name, text in TEXTS.items() for match in re.findall(pattern, text, re.MULTILINE)}
 
 
 @cache
 def targets() -> frozenset[str]:
-    """Return the targets of the Makefile."""
     return frozenset(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def keys_of(kind: Any) -> Iterator[str]:
-    """Yield the dotted keys of a settings dataclass, with ``*`` for the names of a mapping."""
     for field in dataclasses.fields(kind):
         held = typing.get_type_hints(kind)[field.name]
         inner = [each for each in (held, *typing.get_args(held)) if dataclasses.is_dataclass(each)]

@@ -26,7 +26,6 @@ def checked_modules() -> dict[str, ast.Module]:
 
 
 def public(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.FunctionDef | ast.ClassDef]]:
-    """Public functions, classes and methods, by their qualified name."""
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and shapes.is_public(node):
             yield node.name, node
@@ -35,7 +34,6 @@ def public(tree: ast.Module | ast.ClassDef) -> Iterator[tuple[str, ast.FunctionD
 
 
 def annotations(node: ast.FunctionDef | ast.ClassDef) -> dict[str, str]:
-    """The annotations of a function's parameters and result, or of a class's fields."""
     if isinstance(node, ast.ClassDef):
         return {ast.unparse(each.target): ast.unparse(each.annotation) for each in shapes.fields_of(node)}
     arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
@@ -45,7 +43,6 @@ def annotations(node: ast.FunctionDef | ast.ClassDef) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def definitions() -> dict[tuple[str, str], dict[str, str]]:
-    """The annotations of what is public, by module and qualified name."""
     return {
         (module, name): annotations(node) for module, tree in checked_modules().items() for name, node in public(tree)
     }
@@ -76,7 +73,6 @@ def wrong(hint: str) -> torch.Tensor:
 
 
 def refuses(module: str, name: str, hints: dict[str, str]) -> bool:
-    """Return True if a function refuses tensors of another shape."""
     called: Any = importlib.import_module(module)
     for part in name.split("."):
         called = getattr(called, part)

@@ -16,7 +16,6 @@ MOST_LINES_OF_A_FUNCTION, MOST_LINES_OF_A_FILE = 50, 500
 
 
 def long_functions(code: Iterable[ast.AST]) -> Iterator[str]:
-    """The functions of a module that are too long, with their lines."""
     for node in code:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
             count = node.end_lineno - node.lineno + 1

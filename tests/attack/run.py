@@ -59,7 +59,6 @@ class Tally:
 
     @property
     def is_good(self) -> bool:
-        """Return True if all attacks were caught, without a false alarm."""
         return self.tried == self.caught and not self.false_alarms
 
 
@@ -292,7 +291,6 @@ def tally(row: Row, cases: Iterable[Case]) -> Tally | None:
 
 
 def line(row: Row, found: Tally | None) -> str:
-    """A row of the table in Markdown."""
     if found is None:
         return f"| {row.attacks} | not run here | | | | | |"
     counts = (found.tried, found.caught, found.sound, found.false_alarms)

@@ -186,7 +186,6 @@ def test_the_chat_preset_asks_for_the_file_of_each_dataset() -> None:
 
 
 def small_chat(project: Path) -> list[str]:
-    """Overrides of the chat preset: a tiny model, few rows, one iteration."""
     rows = [
         {"id": f"{n}", "prompt": f"Name {n} things.", "chosen": "a " * (n % 7), "rejected": "b", "annotator": "me"}
         for n in range(1, 200)

@@ -28,14 +28,12 @@ PLANTS: dict[str, Mapping[str, Any]] = {
 
 
 def small_work(task: str, **settings: Any) -> Work:
-    """Two steps on the smallest shape."""
     group = {"sft": 1, "rm": 2, "dpo": 2}.get(task, 4)
     sizes = {"num_prompts": 8 if group < 4 else 2, "prompt_tokens": (6, 12), "completion_tokens": (4, 16), "steps": 2}
     return Work(task=task, shape="micro", group_size=group, **(sizes | settings))
 
 
 def small_comparison(work: Work) -> Comparison:
-    """Two candidates a side, one round."""
     trial = replace(work, steps=1)
     return Comparison(title=work.task, work=work, trial=trial, rounds=1, tokens=(64, 512), rows=(4, 8))
 
@@ -96,7 +94,6 @@ def test_unequal_work_ends_without_a_figure(what: str, planted: dict[str, Any], 
 
 
 def record(**changed: Any) -> dict[str, Any]:
-    """Observed work of one update."""
     exact = dict.fromkeys(("sequences", "tokens", "trained tokens", "updates"), 1)
     lists = {"weights": ["float32"], "products of updates": ["float32"], "products of other passes": ["float32"]}
     return exact | lists | {"token ids": "a", "advantages": [0.5, -0.5], "gradients": [[3.0, 4.0]]} | changed

@@ -26,13 +26,11 @@ def books(home: Path) -> list[str]:
 
 
 def differences(expected: list[str], found: list[str]) -> list[str]:
-    """Lines that are missing (``-``) and lines that are too much (``+``)."""
     wanted, had = Counter(expected), Counter(found)
     return [f"- {line}" for line in (wanted - had).elements()] + [f"+ {line}" for line in (had - wanted).elements()]
 
 
 def repeated_points(home: Path) -> list[str]:
-    """Points of curves that a run has more than once."""
     query = "SELECT name, key, step FROM metrics JOIN runs USING (run_uuid) GROUP BY run_uuid, key, step"
     with closing(sqlite3.connect(home / "mlflow.db")) as database:
         found = database.execute(f"{query} HAVING count(*) > 1").fetchall()

@@ -34,13 +34,11 @@ POINTS: dict[str, tuple[Any, str]] = {
 
 
 def step_of(stage: Stage) -> str:
-    """The function of a stage, by which a chain knows where it has died."""
     function = stage.run.func if isinstance(stage.run, partial) else stage.run
     return function.name if isinstance(function, Lazy) else f"{function.__module__}:{function.__name__}"
 
 
 def kinds_of(ledger: Path) -> set[str]:
-    """The kinds of the stages that have died."""
     lines = ledger.read_text(encoding="utf-8").splitlines() if ledger.exists() else []
     return {line.split(".")[3] for line in lines}
 

@@ -153,7 +153,6 @@ def scenarios(folder: Path, share: int) -> list[Scenario]:
 
 
 def write_preset(path: Path) -> str:
-    """Write the preset of all kinds, a benchmark among them if the harness is installed."""
     skills = SKILLS.format(folder=FOLDER.parent / "skills") if find_spec("lm_eval") else ""
     path.write_text(EVERY_KIND + skills, encoding="utf-8")
     return str(path)
@@ -193,7 +192,6 @@ def kill_while_tables_are_made(folder: Path) -> tuple[int, list[str]]:
 
 @contextmanager
 def prefect_server(folder: Path) -> Iterator[dict[str, str]]:
-    """Prefect's server, and what lets a client find it."""
     port = free_port()
     folder.mkdir()
     command = [str(Path(sys.executable).with_name("prefect")), "server", "start", "--port", str(port), "--no-ui"]

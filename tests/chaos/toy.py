@@ -28,14 +28,12 @@ ITERATIONS = 3
 
 
 def prepare(context: StageContext) -> StageResult:
-    """A data set, which MLflow knows by its digest."""
     write_table(pd.DataFrame({"prompt": [f"{n}+1" for n in range(8)]}), context.folder / "train.parquet")
     context.tracker.log_dataset(context.folder / "train.parquet", name="toy/v1", context="train")
     return StageResult(metrics={"data/accepted": 8.0}, rows=8, contract="toy/v1")
 
 
 def train(context: StageContext) -> StageResult:
-    """Iterations with a curve, tables and a checkpoint each; a model at the end."""
     state, rows = context.work / "state.json", context.work / "rows"
     done = read_json(state)["done"] if state.exists() else 0
     for step in range(done + 1, ITERATIONS + 1):
@@ -64,7 +62,6 @@ def judge(context: StageContext) -> StageResult:
 
 
 def draw(result: Result, folder: Path) -> str:
-    """A page."""
     (folder / "page.md").write_text(f"# {result.stage}\n", encoding="utf-8")
     return "a page"
 
@@ -89,7 +86,6 @@ STAGES = (
 
 @flow(name="toy", persist_result=False)
 def toy() -> None:
-    """Run the stages, then let the model be the champion."""
     home = find_home()
     refs: Mapping[str, ArtifactRef] = run_pipeline(STAGES, ToyConfig.run(), ["judge"], home=home, experiment="toy")
     tracker = open_tracker(home)
@@ -101,7 +97,6 @@ def toy() -> None:
 
 
 def main(_: list[str]) -> int:
-    """Run the flow's command."""
     configure_environment(find_home())
     configure_logging()
     call_flow(toy)

@@ -230,7 +230,6 @@ INSTRUCTIONS = [
 
 
 def sides(adapter: Adapter, kind: Kind) -> dict[str, set[str]]:
-    """Return the questions of each side."""
     found = defaultdict(set)
     for row in INSTRUCTIONS:
         try:

@@ -91,7 +91,6 @@ class Environment:
     work: Path
 
     def run(self, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run a program of the environment in the user's folder."""
         ours = ("PREFECT_", "MLFLOW_", "RLCORE_", "PYTHON", "VIRTUAL_ENV", "COVERAGE")
         plain = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         line = [str(self.folder / "bin" / command[0]), *command[1:]]
@@ -124,7 +123,6 @@ def wheel(place: Path) -> Path:
 
 
 def install(place: Path, name: str, wanted: str) -> Environment:
-    """Install a requirement in an empty environment; the user's folder has modules named like our packages."""
     made = Environment(folder=place / name, work=place / f"{name}-work")
     uv("venv", "--quiet", "--python", sys.executable, str(made.folder))
     (packages,) = made.folder.glob("lib/python*/site-packages")

@@ -54,7 +54,6 @@ class Said(NamedTuple):
 
 @pytest.fixture
 def project(tmp_path: Path, home: Home, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's folder with a preset, a model and rows that are all valid."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(model, "model")
     Path("mine.toml").write_text(PRESET)
@@ -81,7 +80,6 @@ def write(path: str, values: Iterable[object]) -> str:
 
 
 def planned(capsys: pytest.CaptureFixture[str], *overrides: str) -> Said:
-    """Return the errors of ``rlcore plan mine.toml``; no line if it plans."""
     code = main(["plan", "mine.toml", *(word for override in overrides for word in ("--set", override))])
     output = capsys.readouterr()
     assert (code == 2) == bool(output.err), output.err
@@ -154,7 +152,6 @@ ROWS = [
 
 
 def dataset(file: str, *settings: str) -> str:
-    """A dataset of prompts, as a value of an override."""
     own = {setting.partition("=")[0] for setting in settings}
     usual = {"adapter": "'prompts'", "num_train": 40, "num_eval": 6, "max_tokens": 128}
     keys = [f"{key}={value}" for key, value in usual.items() if key not in own]

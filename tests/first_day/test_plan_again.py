@@ -54,7 +54,6 @@ class Done(NamedTuple):
 
 @pytest.fixture
 def project(tmp_path: Path, home: Home, model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's folder with a preset, a model, rows and a reward that are all valid."""
     folder = tmp_path / "project"
     folder.mkdir()
     monkeypatch.chdir(folder)

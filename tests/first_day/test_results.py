@@ -77,7 +77,6 @@ num_samples = 0
 
 
 def row(number: int, *, question: str = "", **fields: str) -> str:
-    """A line of a data file; ``question`` is a sum unless given."""
     messages = [{"role": "user", "content": question or f"What is {number}+{3 * number}?"}]
     return json.dumps({"messages": messages, "reference": str(4 * number), "task": "sums", **fields}) + "\n"
 
@@ -243,7 +242,6 @@ def rating_of(body: Mapping[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[str]:
-    """Address of the judge."""
     with serving(rating_of) as (_, url):
         yield url
 
@@ -258,7 +256,6 @@ def question(number: int) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory, judge: str) -> Path:
-    """A user's folder: a model, prompts without references, pairs, a module of rewards, and two presets."""
     folder = tmp_path_factory.mktemp("project")
     import_model(ModelConfig(source="scratch", shape=SHAPE), folder / "model", seed=0)
     for name, first in (("prompts", 0), ("talk", 200), ("more", 400)):
@@ -301,7 +298,6 @@ def project(tmp_path_factory: pytest.TempPathFactory, judge: str) -> Path:
 
 
 def rlcore(folder: Path, *arguments: str) -> str:
-    """Return the output of a command of the user in that folder, which must succeed."""
     done = run_warm(arguments, environment(folder / ".rlcore"), folder)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -309,7 +305,6 @@ def rlcore(folder: Path, *arguments: str) -> str:
 
 
 def answers_of(folder: Path, checkpoint: str) -> pd.DataFrame:
-    """The newest greedy answers of a checkpoint, with the data set of each."""
     cache = folder / ".rlcore" / "cache" / f"evaluate_{checkpoint}"
     record = max(cache.glob("*.json"), key=lambda path: path.stat().st_mtime)
     uri = json.loads(record.read_text())["ref"]["uri"]

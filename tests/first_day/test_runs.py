@@ -71,7 +71,6 @@ class Seen:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's folder with a model, prompts and two presets."""
     folder = tmp_path_factory.mktemp("project")
     import_model(ModelConfig(source="scratch", shape=SHAPE), folder / "model", seed=0)
     rows = [
@@ -90,7 +89,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def variables_of(**more: str) -> dict[str, str]:
-    """A user's variables, with the default engine and home."""
     ours = ("RLCORE_HOME", "RLCORE_ENGINE")
     kept = {name: value for name, value in environment(ROOT).items() if name not in ours}
     return kept | {"PYTHONPATH": str(ROOT)} | more
@@ -230,20 +228,17 @@ def iterations(count: int) -> str:
 
 
 def started(home: Path, command: str, *overrides: str) -> str:
-    """Run a command to its end; what it said."""
     done = run_warm(flows_arguments(command, *SMALL, *overrides), environment(home), ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def planned(home: Path, *overrides: str) -> dict[str, str]:
-    """The state and reason of each stage in the plan."""
     lines = (line.split() for line in started(home, "plan", *overrides).splitlines())
     return {words[0]: " ".join(words[1:]) for words in lines if words and words[0] in STAGES}
 
 
 def result(home: Path, count: int) -> dict[str, Any]:
-    """Weights, optimizer, rollouts and history of a finished run, without costs."""
     records = [json.loads(path.read_text()) for path in (home / "cache/grpo").glob("*.json")]
     (uri,) = (
         each["ref"]["uri"] for each in records if each["ingredients"]["config"]["stage"]["num_iterations"] == count

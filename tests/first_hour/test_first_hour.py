@@ -65,19 +65,16 @@ class Project:
     folder: Path
 
     def command(self, *arguments: str) -> list[str]:
-        """``rlcore ARGUMENTS``."""
         return [sys.executable, "-m", "rlcore.flows", *arguments]
 
     @property
     def environment(self) -> dict[str, str]:
-        """A user's, with the default engine and home."""
         ours = ("PREFECT_", "MLFLOW_", "RLCORE_")
         return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {
             "PYTHONPATH": str(ROOT)
         }
 
     def rlcore(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a command and return its output and exit code."""
         return subprocess.run(
             self.command(*arguments), cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
         )
@@ -155,7 +152,6 @@ def exported(hour: Hour, project: Project) -> Path:
 
 @pytest.fixture(scope="module")
 def answer(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the answer of plain transformers with the exported model, in a process without rlcore."""
     command = [sys.executable, "-c", ASK, str(exported), QUESTION, str(MAX_NEW_TOKENS)]
     plain = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"HF_HUB_OFFLINE": "1"}
     done = subprocess.run(

@@ -26,7 +26,6 @@ def run_flows(command: str, home: Path, *overrides: str, cwd: Path = ROOT) -> su
 
 
 def flows_command(command: str, *overrides: str) -> list[str]:
-    """The command line of a micro run."""
     return [sys.executable, "-m", "rlcore.flows", *flows_arguments(command, *overrides)]
 
 
@@ -35,12 +34,10 @@ def flows_arguments(command: str, *overrides: str) -> list[str]:
 
 
 def arguments(command: str, preset: str | Path, *overrides: str) -> list[str]:
-    """A command over a preset with overrides."""
     return [command, "--preset", str(preset), *(part for override in overrides for part in ("--set", override))]
 
 
 def ran(home: Path, preset: str | Path, *overrides: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """A run that has to succeed, in the state folder ``home``."""
     done = run_warm(arguments("run", preset, *overrides), environment(home), cwd)
     assert done.returncode == 0, done.stderr
     return done
@@ -53,7 +50,6 @@ def states_of(plan: str) -> dict[str, str]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """A clean environment with a state folder of its own."""
     kept = {
         name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "RLCORE_"))
     }

@@ -18,7 +18,6 @@ def is_odd(reference: str) -> bool:
 
 
 def sometimes(rollouts: Sequence[Rollout]) -> list[float]:
-    """Every other answer passes where the reference is odd, and none where it is even."""
     return [float(is_odd(one.prompt.reference) and place % 2) for place, one in enumerate(rollouts)]
 
 
@@ -29,7 +28,6 @@ def text_of_odd_until_killed(rollouts: Sequence[Rollout]) -> list[float]:
 
 
 def length_until_killed(rollouts: Sequence[Rollout]) -> list[float]:
-    """The characters of an answer, until the process dies."""
     home = Path(os.environ["RLCORE_HOME"])
     if (home / DIE).exists() and list(home.glob("work/*/checkpoints/step-000002")):
         (home / DIE).unlink()

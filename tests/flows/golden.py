@@ -19,7 +19,6 @@ STAGES = ("grpo", "ppo")
 
 
 def machine() -> dict[str, Any]:
-    """Return the facts that decide the last bits of the micro run."""
     found = asdict(find_machine(HardwareConfig(device="cpu", num_threads=1)))
     return {**found, "torch": torch.__version__, "system": platform.system()}
 
@@ -33,7 +32,6 @@ def record(folders: dict[str, Path]) -> dict[str, Any]:
 
 
 def curve(folder: Path) -> list[dict[str, float]]:
-    """Everything that an RL run measured, without times and bytes."""
     return [
         {name: value for name, value in row.items() if "second" not in name and "memory" not in name}
         for row in json.loads((folder / "history.json").read_text())
@@ -41,7 +39,6 @@ def curve(folder: Path) -> list[dict[str, float]]:
 
 
 def first_rollouts(folder: Path) -> list[dict[str, Any]]:
-    """Tokens of the first iteration and the engine's log-probabilities of them."""
     table = read_table(folder / "rollouts" / "iteration-00001.parquet")
     return [
         {"prompt_id": row.prompt_id, "tokens": list(row.completion_ids), "logprobs": list(row.sampler_logprobs)}

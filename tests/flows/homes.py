@@ -15,24 +15,20 @@ from tests.flows.conftest import ROOT, environment
 
 
 def record(home: Path, stage: str) -> dict[str, Any]:
-    """The stage's only record."""
     (path,) = (home / "cache" / stage).glob("*.json")
     loaded: dict[str, Any] = json.loads(path.read_text())
     return loaded
 
 
 def folder(home: Path, stage: str) -> Path:
-    """The stage's only artifact."""
     return home / str(record(home, stage)["ref"]["uri"])
 
 
 def weights(home: Path, stage: str) -> bytes:
-    """Those of the checkpoint that the stage made."""
     return (folder(home, stage) / "model" / "model.safetensors").read_bytes()
 
 
 def without(home: Path, copy: Path, *stages: str) -> Path:
-    """A copy of a finished run's home in which these stages have not run."""
     shutil.copytree(home, copy)
     for folder in ("work", "checkpoints"):  # from which a run would continue
         shutil.rmtree(copy / folder, ignore_errors=True)
@@ -42,7 +38,6 @@ def without(home: Path, copy: Path, *stages: str) -> Path:
 
 
 def kill_when(home: Path, pattern: str, command: Sequence[str]) -> None:
-    """Run a command on a home, and kill it as soon as a file is there."""
     process = subprocess.Popen(
         list(command), env=environment(home), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     )

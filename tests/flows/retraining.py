@@ -46,7 +46,6 @@ SPOIL = ("stages.grpo.learning_rate=0.3", "stages.grpo.num_iterations=1")
 
 
 def write_data(folder: Path, *, digits: int = 2) -> tuple[str, ...]:
-    """The recipe: files of prompts, demonstrations and preferences, and all overrides of the preset ``retrain``."""
     return (*SMALL, *write_files(folder, digits=digits))
 
 

@@ -172,7 +172,6 @@ WORLD = (
 
 @pytest.fixture(scope="module", params=TOOLS)
 def played(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """A preset, and the home of its run."""
     preset = str(request.param)
     home = tmp_path_factory.mktemp(preset)
     ran(home, preset, *SETTINGS, *WORLD)
@@ -228,7 +227,6 @@ server.run("streamable-http", port=int(sys.argv[1]))
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """Address of the server."""
     port = free_port()
     program = tmp_path / "server.py"
     program.write_text(SERVER, encoding="utf-8")

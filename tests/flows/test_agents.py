@@ -38,14 +38,12 @@ ARGUMENTS = [part for each in (*SETTINGS, *TOWNS) for part in ("--set", each)]
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The home of a run."""
     home = tmp_path_factory.mktemp("towns_agent")
     ran(home, "towns_agent", *SETTINGS, *TOWNS)
     return home
 
 
 def books(played: Path) -> list[tuple[int, int, int]]:
-    """Return per iteration the number of episodes, of their prompts, and of the counted rollouts."""
     found = []
     for row in history_of(played):
         table = read_table(folder(played, "grpo") / "rollouts" / f"iteration-{row['iteration']:05d}.parquet")
@@ -216,14 +214,12 @@ def test_the_calls_of_a_trained_model_are_shown(trained: Path, here: Path) -> No
 
 
 def grpo_of(home: Path, program: str) -> tuple[Path, str]:
-    """Return the artifact of the RL stage that a program played, and the id of its MLflow run."""
     records = [json.loads(path.read_text(encoding="utf-8")) for path in (home / "cache" / "grpo").glob("*.json")]
     (ref,) = [record["ref"] for record in records if program in record["ingredients"]["external"]]
     return home / ref["uri"], ref["mlflow_run_id"]
 
 
 def traces(home: Path, run_id: str) -> list[dict[str, tuple[str, ...]]]:
-    """Return the spans below each span of every trace of a run."""
     with closing(sqlite3.connect(home / "mlflow.db")) as database:
         rows = database.execute(
             "SELECT child.trace_id, parent.name, child.name FROM spans child JOIN spans parent "

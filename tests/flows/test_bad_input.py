@@ -28,13 +28,11 @@ def refused(done: subprocess.CompletedProcess[str], *parts: str, code: int = FAI
 
 @pytest.fixture
 def home(micro_home: Path, tmp_path: Path) -> Path:
-    """A copy of the finished micro run's state."""
     return Path(shutil.copytree(micro_home, tmp_path / "home"))
 
 
 @pytest.fixture
 def checkpoint(micro_home: Path, tmp_path: Path) -> Path:
-    """A copy of a model folder, to be damaged."""
     found = sorted((micro_home / "artifacts" / "checkpoint").glob("*/model"))
     return Path(shutil.copytree(found[0], tmp_path / "model"))
 

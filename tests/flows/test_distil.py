@@ -69,7 +69,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(home: Path, stage: str) -> list[str]:
-    """The greedy answers of a checkpoint to the held-out problems."""
     table = greedy_answers(folder(home, f"evaluate_{stage}"))
     return [str(each) for each in table.sort_values("prompt_id")["completion"]]
 

@@ -142,7 +142,6 @@ def test_model_and_data_are_named_with_a_commit(name: str) -> None:
 
 
 def rows_of(kind: str, number: int) -> dict[str, Any]:
-    """A row of a data set in the form in which it is published."""
     question, right, wrong = f"What is {number} + {number}?", f"It is {2 * number}.", f"No idea {number}."
     match kind:
         case "gsm8k":
@@ -156,7 +155,6 @@ def rows_of(kind: str, number: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def published(project: Path) -> Path:
-    """The folder with the model, and a file of training and of held-out rows for each adapter."""
     for kind in ("gsm8k", "problems", "hh"):
         for part, numbers in (("train", range(10, 60)), ("eval", range(60, 70))):
             lines = [json.dumps(rows_of(kind, number)) + "\n" for number in numbers]
@@ -165,7 +163,6 @@ def published(project: Path) -> Path:
 
 
 def small(name: str, published: Path) -> str:
-    """A preset that extends one of them: the tiny model, the files, two iterations, one process that samples itself."""
     config = open_preset(name)
     paths = [
         f'data.{data}.{key} = "{published / f"{settings.adapter}.{part}.jsonl"}"'

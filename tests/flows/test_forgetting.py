@@ -87,7 +87,6 @@ def questions() -> Iterator[tuple[str, str, str]]:
 
 
 def write(folder: Path) -> str:
-    """The preset and its rows."""
     right = {"numbers": "7", "letters": "5"}
     rows: dict[str, list[dict[str, Any]]] = {"numbers": [], "letters": [], "demonstrations": []}
     for place, (question, task, said) in enumerate(questions()):
@@ -136,7 +135,6 @@ needs_the_harness = pytest.mark.skipif(not is_installed, reason="lm-eval is not 
 
 
 def promoted(home: Path, *overrides: str) -> dict[str, object]:
-    """The newest verdict after a promotion."""
     given = arguments("promote", "skills", *overrides_of("skills"), *overrides)
     done = run_warm(given, environment(home), ROOT)
     assert "verdict" in done.stderr or done.returncode == 0, done.stderr

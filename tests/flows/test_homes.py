@@ -96,7 +96,6 @@ def retained(tracked_home: Home) -> Home:
 
 
 def whole(retained: Home) -> set[str]:
-    """The digests of the results that are whole."""
     store = ArtifactStore(retained.root)
     return {record.ref.sha256 for record in read_records(retained) if not store.errors(record.ref)}
 
@@ -189,7 +188,6 @@ DAMAGES = ("chat_template.jinja is damaged", "model.safetensors is damaged", "to
 
 
 def flip(path: Path) -> None:
-    """Change one bit in the middle of a file, under whatever other names it lies there."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

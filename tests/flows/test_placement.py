@@ -45,7 +45,6 @@ def history(home: Path, stage: str) -> list[dict[str, float]]:
 
 @pytest.fixture(scope="module")
 def undisturbed(micro_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The home of a run on two ranks to which nothing happened: SFT, a reward model, GRPO and PPO."""
     learned = ("sft", "reward_model", "grpo", "ppo")
     home = without(micro_home, tmp_path_factory.mktemp("placed") / "home", *learned)
     done = run_flows("run", home, *TWO)
@@ -163,7 +162,6 @@ NICENESS = {"RAY_worker_niceness": "0"}  # 15 otherwise: of a machine that has o
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """A cluster of this machine, which outlives the runs on it."""
     ray = pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in NICENESS.items():
@@ -175,7 +173,6 @@ def address() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def on_cluster(micro_home: Path, tmp_path_factory: pytest.TempPathFactory, address: str) -> Path:
-    """The home of a run on the cluster to which nothing happened: SFT, a reward model and PPO."""
     home = without(micro_home, tmp_path_factory.mktemp("placed") / "home", "sft", "reward_model", "grpo", "ppo")
     end(begin_on_ray(home, address, "ppo"))
     return home
@@ -202,14 +199,12 @@ def begin_on_ray(home: Path, address: str, target: str, *settings: str) -> subpr
 
 
 def end(process: subprocess.Popen[bytes]) -> str:
-    """Return the output of a run that must succeed."""
     _, output = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, output.decode()[-3000:]
     return output.decode()
 
 
 def descendants(parent: int) -> dict[int, str]:
-    """Return all descendants of a process with their command lines."""
     parents, commands = dict[int, int](), dict[int, str]()
     for entry in Path("/proc").iterdir():
         try:
@@ -232,18 +227,14 @@ def actors(kind: str = "") -> set[int]:
 
 
 def tables(home: Path, stage: str) -> list[Path]:
-    """Return the rollouts and samples of each iteration."""
     return sorted((folder(home, stage) / "rollouts").glob("*.parquet"))
 
 
 def prompts_of(home: Path, stage: str) -> list[Counter[str]]:
-    """Return the number of completions each prompt has, iteration by iteration."""
     return [Counter(pd.read_parquet(path)["prompt_id"]) for path in tables(home, stage)]
 
 
 def until_step(process: subprocess.Popen[bytes], home: Path, step: int) -> None:
-    """Return when a run has a checkpoint of that iteration, or of a later one."""
-
     def has_one() -> bool:
         found = home.glob("work/*/checkpoints/step-??????")
         return process.poll() is not None or any(int(path.name[5:]) >= step for path in found)
@@ -253,7 +244,6 @@ def until_step(process: subprocess.Popen[bytes], home: Path, step: int) -> None:
 
 
 def kill_one(process: subprocess.Popen[bytes], kind: str) -> None:
-    """Kill a process of the cluster, and return when another stands in its place."""
     before = actors(kind)
     os.kill(max(before), signal.SIGKILL)
     waiting.until(lambda: process.poll() is not None or len(actors(kind) - before) > 0, f"no {kind} in its place")

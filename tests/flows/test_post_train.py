@@ -20,7 +20,6 @@ from tests.flows.watched import CALL
 
 
 def pages(home: Path, stage: str, file: str) -> str:
-    """A page of the stage's only artifact."""
     (path,) = (home / "pages" / "tiny" / stage).glob(f"*/{file}")
     return path.read_text()
 
@@ -125,7 +124,6 @@ def test_on_every_machine_the_first_iteration_is_the_committed_one_within_roundi
 
 
 def common_length(one: list[int], other: list[int]) -> int:
-    """Return the number of tokens two completions begin with alike."""
     differ = (place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differ, min(len(one), len(other)))
 

@@ -64,7 +64,6 @@ def ran(home: Path, precision: str, *overrides: str) -> None:
 
 
 def newest(home: Path, stage: str) -> Path:
-    """The artifact of a stage's last run."""
     record = max((home / "cache" / stage).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
     return home / str(json.loads(record.read_text())["ref"]["uri"])
 
@@ -141,14 +140,12 @@ FLOAT32 = HardwareConfig(num_threads=1, device="cpu", dtype="float32")
 
 
 def opened(home: Path, runtime: Runtime, policy: AdaptedModel) -> RewardModel:
-    """The reward model as a run with this policy opens it."""
     inputs = {"reward_model": folder(home, "reward_model")}
     return open_reward_models(inputs, RL.rewards, runtime, policy)["reward_model"]
 
 
 @pytest.fixture(scope="module")
 def adapted_home(micro_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The state folder of a finished run, which has data and SFT of the micro run."""
     changed = ("reward_model", "ppo", "evaluate_ppo", "compare")
     home = without(micro_home, tmp_path_factory.mktemp("adapted") / "home", *changed)
     shutil.rmtree(home / "pages")

@@ -51,7 +51,6 @@ def dpo_home(settings: list[str], tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def without_dpo(dpo_home: Path, copy: Path) -> Path:
-    """A copy of a home in which the stage was never run."""
     shutil.copytree(dpo_home, copy, dirs_exist_ok=True)
     shutil.rmtree(copy / "cache" / "dpo")
     shutil.rmtree(copy / folder(dpo_home, "dpo").relative_to(dpo_home))
@@ -183,12 +182,10 @@ def test_labels_that_are_all_swapped_cannot_pass_where_winners_are_known(tmp_pat
 
 
 def judged(home: Path, *overrides: str) -> Path:
-    """The home of a run of the preset ``win_rate``."""
     return small_run(home, "win_rate", *overrides)
 
 
 def account(home: Path) -> dict[str, Any]:
-    """The newest account of the stage."""
     paths = sorted(home.glob("artifacts/win_rate/*/win_rate.json"), key=lambda path: path.stat().st_mtime)
     found: dict[str, Any] = json.loads(paths[-1].read_text())
     return found
@@ -196,7 +193,6 @@ def account(home: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def judged_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose judge is its reward model."""
     return judged(tmp_path_factory.mktemp("win_rate"))
 
 

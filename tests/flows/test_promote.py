@@ -63,7 +63,6 @@ LEFT_OUT = 'without=["stages.ppo","stages.grpo","stages.reward_model","data.pref
 
 
 def overrides_of(folder: Path, recipe: tuple[int, int]) -> tuple[str, ...]:
-    """Files of a recipe, and what makes it small."""
     right, steps = recipe
     return (*SMALL, *write_files(folder / str(right), right=right), f"stages.sft.num_steps={steps}")
 
@@ -79,14 +78,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def promoting(home: Home, trained: Path) -> Home:
-    """A copy of that home, in which nothing was promoted."""
     shutil.copytree(trained / "home", home.root, dirs_exist_ok=True)
     return home
 
 
 @pytest.fixture
 def run(promoting: Home, trained: Path) -> Run:
-    """Promote what a recipe gives."""
     return lambda recipe, *overrides: run_promotion("tiny", (*overrides_of(trained, recipe), *overrides))
 
 
@@ -96,7 +93,6 @@ def verdict(home: Home, refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> set[str]:
-    """Warnings of the promotion, each once."""
     records = [each for each in caplog.records if each.name == "rlcore.promotion" and each.levelno == logging.WARNING]
     return {each.getMessage() for each in records}
 

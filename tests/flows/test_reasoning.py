@@ -35,7 +35,6 @@ CHAIN = ("import_sft", "sft", "grpo", "rejection", "sft_kept", "grpo_mixed")
 
 @pytest.fixture(scope="module")
 def home(micro_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The state folder of a finished run of the whole flow, whose first stages are those of the micro run."""
     evaluated = (f"evaluate_{name}" for name in ("base", "sft", "grpo", "ppo"))
     made = without(micro_home, tmp_path_factory.mktemp("reasoning") / "home", "prepare_prompts", "ppo", *evaluated)
     shutil.rmtree(made / "cache" / "compare")

@@ -47,7 +47,6 @@ SIZES = {
 
 
 def overrides_of(preset: str) -> list[str]:
-    """The preset, as small as it can be: every data set, and every stage by its kind."""
     config = open_preset(preset)
     sized = [(f"data.{name}", SIZES["data"]) for name in config.data]
     sized += [(f"stages.{name}", SIZES[stage.kind]) for name, stage in config.stages.items()]
@@ -98,7 +97,6 @@ def test_a_stage_starts_from_a_registered_model_which_is_evaluated_beside_what_c
 
 
 def starts(home: Path, records: list[dict[str, Any]]) -> list[str]:
-    """The artifacts of the first policy, and of its import from the registry."""
     (first,) = [each for each in records if "start_grpo" not in each["ingredients"]["inputs"]]
     return [str(first["ref"]["uri"]), str(record(home, "start_grpo")["ref"]["uri"])]
 

@@ -106,7 +106,6 @@ def test_the_next_start_mends_a_damaged_result_and_lost_traces_and_prices_its_re
 
 
 def report_of(home: Path) -> Path:
-    """The page of the home's first run."""
     return min((home / "reports").glob("*/report.html"), key=lambda path: path.stat().st_mtime)
 
 
@@ -211,7 +210,6 @@ def test_what_a_model_wrote_is_text(micro_home: Path, tmp_path: Path) -> None:
 
 
 def cells_of(page: str) -> list[list[str]]:
-    """The texts of the cells of each row of the tables."""
     rows = re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
     return [[re.sub("<.*?>", "", cell) for cell in re.findall(r"<td.*?>(.*?)</td>", row)] or [""] for row in rows]
 

@@ -142,7 +142,6 @@ SMALL = (
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A folder with a preset that names the data beside it."""
     made = tmp_path / "mine"
     write_files(made)
     named = "".join(

@@ -176,7 +176,6 @@ max_new_tokens = 8
 
 
 def likes_the_right_answer(body: Mapping[str, Any]) -> str:
-    """Return an endpoint judge's reply about two answers."""
     nonce, first, second = answers_in(body)
     word = "tie" if (RIGHT in first) == (RIGHT in second) else "1" if RIGHT in first else "2"
     return f"<verdict {nonce}>{word}</verdict>"

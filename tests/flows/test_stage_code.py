@@ -52,7 +52,6 @@ def keys_of(preset: str, *overrides: str) -> dict[str, str]:
 
 
 def changed(*overrides: str, start: tuple[str, ...] = ()) -> set[str]:
-    """The stages that get another key by the overrides."""
     before, after = keys_of("tiny", *start), keys_of("tiny", *start, *overrides)
     return {name for name in before if before[name] != after[name]}
 
@@ -254,7 +253,6 @@ def machine_keys(config: RunConfig) -> Mapping[str, tuple[str, bool]]:
 
 
 def reasons(plan: str) -> dict[str, tuple[str, str]]:
-    """State and reason of each stage of a printed plan."""
     lines = [line for line in plan.splitlines() if not line.startswith("memory:")]
     rows = [line.split(maxsplit=2) for line in lines]
     return {row[0]: (row[1], row[2] if len(row) > 2 else "") for row in rows}

@@ -23,7 +23,6 @@ from tests.waiting import LONG
 
 
 def start_run(home: Path, engine: str) -> subprocess.Popen[str]:
-    """A run in a process group of its own, as a shell starts it in a terminal."""
     variables = environment(home) | {"RLCORE_ENGINE": engine}
     command = flows_command("run")
     return subprocess.Popen(
@@ -133,14 +132,12 @@ ALONE = 'without=["stages.ppo"]'
 
 
 def policies(home: Path, length: int) -> dict[bool, Path]:
-    """The results of GRPO runs of this length, by whether a rule stopped them."""
     records = [json.loads(path.read_text()) for path in (home / "cache" / "grpo").glob("*.json")]
     same = [each for each in records if each["ingredients"]["config"]["stage"]["num_iterations"] == length]
     return {"outcome" in each["ingredients"]: home / str(each["ref"]["uri"]) for each in same}
 
 
 def plan_of_grpo(home: Path, *overrides: str) -> str:
-    """The state and reason of GRPO in the plan."""
     done = run_flows("plan", home, ALONE, *overrides)
     assert done.returncode == 0, done.stderr
     return next(" ".join(line.split()[1:]) for line in done.stdout.splitlines() if line.startswith("grpo "))

@@ -74,7 +74,6 @@ def with_overrides(command: tuple[str, ...], overrides: tuple[str, ...]) -> list
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's folder with the files of all pages, the rows that their scripts make, and two small models."""
     folder = tmp_path_factory.mktemp("project")
     for page in PAGES.values():
         for name, text in page.files.items():
@@ -91,7 +90,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's folder as the current one, where Python finds modules."""
     monkeypatch.chdir(project)
     monkeypatch.syspath_prepend(project)
     monkeypatch.delitem(sys.modules, "my_rewards", raising=False)

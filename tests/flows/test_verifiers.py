@@ -86,7 +86,6 @@ def installed(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's folder: a model, the files of the page, a taskset that is installed editable, and its rows."""
     folder = tmp_path_factory.mktemp("verifiers")
     (folder / "environments" / "addition_v1" / "addition_v1").mkdir(parents=True)
     (folder / "environments" / "addition_v1" / "addition_v1" / "__init__.py").write_text(TASKSET)

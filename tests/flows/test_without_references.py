@@ -71,7 +71,6 @@ WORDS = "def share(text, liked):\n    return sum(letter in liked for letter in t
 
 @pytest.fixture
 def preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A user's folder: rows, a preset, and a reward with a helper module and a data file."""
     asked = [[{"role": "user", "content": f"Tell me of {number}."}] for number in range(80)]
     rows = [{"prompt_id": f"p{n}", "messages": each, "reference": "", "task": "talk"} for n, each in enumerate(asked)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -145,7 +145,6 @@ def serve(folder: Path) -> None:
 
 
 def _has_children() -> bool:
-    """Return True if a worker's fork is alive."""
     try:
         os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:

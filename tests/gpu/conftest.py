@@ -37,5 +37,4 @@ def card(device: torch.device) -> torch.device:
 
 @pytest.fixture(params=PRECISIONS)
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
-    """Each precision of the products."""
     return PRECISIONS[request.param]

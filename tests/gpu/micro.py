@@ -80,7 +80,6 @@ def exactly(
 
 
 def samples(asked: list[TokenSequence], *, seed: int = 0) -> list[TrainingSample]:
-    """Training samples with advantages, values and returns drawn at random."""
     draws = torch.Generator().manual_seed(seed)
     made = []
     for one in asked:
@@ -104,7 +103,6 @@ def samples(asked: list[TokenSequence], *, seed: int = 0) -> list[TrainingSample
 
 
 def rl_config(algorithm: str = "grpo", **settings: Any) -> RlConfig:
-    """A run of short completions with brisk steps."""
     given = {
         "num_iterations": 20,
         "prompts_per_iteration": 4,
@@ -118,10 +116,8 @@ def rl_config(algorithm: str = "grpo", **settings: Any) -> RlConfig:
 
 
 def weights_of(model: torch.nn.Module) -> torch.Tensor:
-    """A copy of all weights, flat, on the CPU."""
     return torch.cat([weight.detach().flatten() for weight in model.parameters()]).cpu().clone()
 
 
 def distance(ours: torch.Tensor, exact: torch.Tensor) -> float:
-    """Relative error of the norm."""
     return float((ours.double().cpu() - exact).norm() / exact.norm())

@@ -46,7 +46,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
 
 
 def scored(groups: list[list[Any]]) -> list[list[ScoredRollout]]:
-    """Each completion with the share of its tokens that are good."""
     made = []
     for group in groups:
         kept = [item for item in group if isinstance(item, Rollout)]

@@ -36,7 +36,6 @@ def make_learner(device: torch.device, tokens: int, dtype: torch.dtype = torch.f
 
 @pytest.fixture
 def small_card(card: torch.device) -> Iterator[torch.device]:
-    """A GPU that has its limits put back afterwards."""
     empty_cache()
     yield card
     torch.cuda.set_per_process_memory_fraction(1.0, card)

@@ -24,7 +24,6 @@ MODEL = micro.make(LlamaConfig, tie_word_embeddings=True)
 def make_learner(
     kind: str, device: torch.device, dtype: torch.dtype, ranks: Ranks | None, *, offload: bool = False
 ) -> Learner:
-    """GRPO, or PPO with the critic's head on the policy's backbone; in shards where there are ranks."""
     policy: Any = micro.placed(MODEL, device, dtype)
     critic = ScalarHeadModel.with_random_head(policy, torch.Generator().manual_seed(0)) if kind == "ppo" else None
     if ranks is not None:

@@ -24,7 +24,6 @@ MODEL = micro.make(LlamaConfig, tie_word_embeddings=True)
 
 
 def make_learner(kind: str, device: torch.device, dtype: torch.dtype) -> Learner:
-    """GRPO, GRPO with an adapter, PPO with a critic of its own or on the policy's backbone."""
     adapter = LoraConfig(rank=4) if kind == "adapter" else LoraConfig()
     policy: Any = micro.placed(MODEL, device, dtype)
     if adapter.rank:

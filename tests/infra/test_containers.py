@@ -27,7 +27,6 @@ SECRETS = (
 
 
 def read(path: str) -> Any:
-    """A YAML file of one document."""
     return yaml.safe_load((INFRA / path).read_text(encoding="utf-8"))
 
 
@@ -52,7 +51,6 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def has_digest(image: str) -> bool:
-    """True if an image is named by its digest."""
     return re.search(r"^\S+@sha256:[0-9a-f]{64}$", image) is not None
 
 
@@ -183,7 +181,6 @@ FINAL = ("servers", "cpu", "gpu")
 
 
 def instructions(stage: str) -> list[str]:
-    """The lines of one stage."""
     text = re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)
     return next(part for part in text if re.match(rf"\S+ AS {stage}\n", part)).splitlines()
 
@@ -261,7 +258,6 @@ def test_the_probe_tells_a_healthy_server_from_a_sick_one_and_from_none() -> Non
 
 
 def probe(url: str) -> int:
-    """The exit code of a container's health check."""
     command = [sys.executable, str(INFRA / "docker" / "probe.py"), url]
     return subprocess.run(command, capture_output=True, check=False).returncode
 
@@ -271,7 +267,6 @@ EXTRAS: Mapping[str, list[str]] = PROJECT["optional-dependencies"]
 
 
 def pins(name: str) -> list[tuple[Requirement, int]]:
-    """Each package of a lock, and how many hashes it has."""
     entries = re.split(r"\n(?! )", (INFRA / "locks" / name).read_text(encoding="utf-8"))
     return [(Requirement(entry.split(" \\")[0]), entry.count("--hash=sha256:")) for entry in entries if entry]
 

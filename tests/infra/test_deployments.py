@@ -85,7 +85,6 @@ DECISIONS, SIGNED = ("approve", "reject"), "-----BEGIN SSH SIGNATURE-----\nU1NI\
 
 
 def refusal(flow: str, **parameters: Any) -> str:
-    """Reasons for which the server would refuse these parameters; empty where it would take them."""
     function = getattr(importlib.import_module("flows.flows"), flow)
     schema = closed(dict(parameter_schema(function)), NAMES)
     if algorithm := parameters.get("algorithm"):

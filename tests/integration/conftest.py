@@ -44,6 +44,5 @@ def native(trained: PreTrainedModel, tokenizer: ChatTokenizer) -> NativeSampler:
 
 @pytest.fixture(scope="module", params=["shared_memory", "gloo"])
 def transfer(request: pytest.FixtureRequest) -> TransferKind:
-    """Both kinds of weight transfer: a file that servers read, and a group of the trainer and the servers."""
     kind: TransferKind = request.param
     return kind

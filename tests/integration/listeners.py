@@ -15,7 +15,6 @@ from typing import Any
 
 @contextmanager
 def receiver(port: int) -> Iterator[list[dict[str, Any]]]:
-    """The JSON documents that were posted to a port of this machine, in their order."""
     received: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -39,7 +38,6 @@ def receiver(port: int) -> Iterator[list[dict[str, Any]]]:
 
 @contextmanager
 def mailbox(port: int) -> Iterator[list[Message]]:
-    """The mails that were sent to a port of this machine by SMTP, in their order."""
     received: list[Message] = []
 
     class Handler(StreamRequestHandler):

@@ -96,26 +96,21 @@ class Services:
 
     @property
     def let_in(self) -> dict[str, str]:
-        """The header of a request that knows the password."""
         user = self.clients["PREFECT_API_AUTH_STRING"]
         return {"Authorization": f"Basic {base64.b64encode(user.encode()).decode()}"}
 
     def make(self, target: str) -> subprocess.CompletedProcess[str]:
-        """``make <target>`` with this interpreter's environment, which has been made already."""
         made = [part for file in (".installed", ".extra-services") for part in ("--assume-old", f".venv/{file}")]
         command = ["make", *made, f"BIN={Path(sys.executable).parent}", target]
         return subprocess.run(command, capture_output=True, text=True, env=self.variables, cwd=ROOT, check=False)
 
     def command(self, name: str) -> subprocess.CompletedProcess[str]:
-        """``python -m infra.services <name>``, to its end."""
         return self._run(["infra.services", name], self.variables)
 
     def rlcore(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """``rlcore <arguments>`` in the home, to its end."""
         return self._run(["rlcore.flows", *arguments], self.variables)
 
     def deploy(self, deployment: str, *overrides: str, **parameters: str) -> subprocess.CompletedProcess[str]:
-        """``prefect deployment run <deployment> --watch``, to its end."""
         return self._run(_submission(deployment, overrides, parameters), self._client_variables())
 
     def submit(self, deployment: str, *overrides: str, **parameters: Any) -> str:
@@ -126,7 +121,6 @@ class Services:
         return str(self.ask("prefect", f"api/deployments/{identifier}/create_flow_run", question)["id"])
 
     def python(self, code: str, *arguments: str, served: bool = False) -> str:
-        """Return a program's output, with the embedded MLflow or the server's."""
         variables = self.variables | (self.clients if served else {})
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments],
@@ -140,27 +134,22 @@ class Services:
         return done.stdout
 
     def ask(self, service: str, path: str, question: Any = None) -> Any:
-        """Return a server's JSON answer."""
         return json.loads(self._send(service, path, question, "GET" if question is None else "POST"))
 
     def emit(self, event: str, **payload: str) -> None:
-        """Send an event as a flow does."""
         resource = {"prefect.resource.id": "rlcore.test.1", "prefect.resource.name": "a test"}
         now = datetime.now(UTC).isoformat()
         sent = {"id": str(uuid.uuid4()), "occurred": now, "event": event, "resource": resource, "payload": payload}
         self._send("prefect", "api/events", [sent], "POST")
 
     def change(self, service: str, path: str, change: Mapping[str, Any] | None) -> None:
-        """Change a thing on a server; None: remove it."""
         self._send(service, path, change, "DELETE" if change is None else "PATCH")
 
     def cancel(self, run: str) -> None:
-        """Cancel a flow run, and wait until it has ended."""
         self.ask("prefect", f"api/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}})
         wait_until(lambda: self.flow_run(run)["state_type"] == "CANCELLED", seconds=LONG, what="cancelled")
 
     def log(self, service: str) -> str:
-        """Return a service's log since its first start."""
         return (self.root / "logs" / f"{service}.log").read_text()
 
     def flow_run(self, identifier: str) -> dict[str, Any]:
@@ -168,29 +157,24 @@ class Services:
         return found
 
     def logged(self, run: str) -> str:
-        """Return the log on a flow run's page."""
         question = {"logs": {"flow_run_id": {"any_": [run]}}, "sort": "TIMESTAMP_ASC"}
         return "\n".join(each["message"] for each in self.ask("prefect", "api/logs/filter", question))
 
     def runs_of(self, flow: str) -> list[dict[str, Any]]:
-        """Every run of a flow, the oldest first."""
         question = {"flows": {"name": {"any_": [flow]}}, "sort": "START_TIME_ASC"}
         found: list[dict[str, Any]] = self.ask("prefect", "api/flow_runs/filter", question)
         return found
 
     def number(self, service: str) -> int:
-        """The process id of a service."""
         return int((self.root / f"{service}.pid").read_text())
 
     def kill(self, service: str) -> int:
-        """SIGKILL to a service and to its children; the id that it had."""
         number = self.number(service)
         for process in [psutil.Process(number), *psutil.Process(number).children(recursive=True)]:
             process.send_signal(signal.SIGKILL)
         return number
 
     def flow_processes(self) -> list[psutil.Process]:
-        """The processes of flow runs: what the worker has started."""
         return psutil.Process(self.number("worker")).children(recursive=True)
 
     def steps(self, run_id: str, metric: str = "reward/mean") -> list[int]:
@@ -200,13 +184,11 @@ class Services:
         return [int(each["step"]) for each in found.get("metrics", [])]
 
     def champion(self, model: str) -> str:
-        """The version of a registered model that has the alias."""
         query = f"name={model}&alias=champion"
         found = self.ask("mlflow", f"api/2.0/mlflow/registered-models/alias?{query}")
         return str(found["model_version"]["version"])
 
     def record(self, stage: str) -> dict[str, Any]:
-        """The one record of a stage in the cache."""
         (path,) = (self.home / "cache" / stage).glob("*.json")
         found: dict[str, Any] = json.loads(path.read_text())
         return found

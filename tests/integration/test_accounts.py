@@ -78,14 +78,12 @@ def services() -> Iterator[Services]:
 
 
 def login(services: Services, name: str, may: str) -> dict[str, str]:
-    """The variables of a user, whom the administrator has added or changed."""
     code = f"from infra.services.__main__ import main; raise SystemExit(main(['user', '{name}', '--may', '{may}']))"
     lines = services.python(code, served=True).splitlines()
     return dict(line.removeprefix("export ").split("=", 1) for line in lines if line.startswith("export "))
 
 
 def work(variables: Mapping[str, str], folder: Path, name: str) -> str:
-    """The output of :data:`WORK` as a person in a home of their own."""
     return python(WORK, variables | {"RLCORE_HOME": str(folder / "home")}, str(folder / "model"), name)
 
 
@@ -97,7 +95,6 @@ def python(code: str, variables: Mapping[str, str], *arguments: str) -> str:
 
 
 def alone(services: Services, variables: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a person who knows nothing but these variables."""
     return {name: value for name, value in services.variables.items() if name != "RLCORE_HOME"} | dict(variables)
 
 
@@ -174,8 +171,6 @@ def proxied(services: Services, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 @pytest.fixture
 def run_there(proxied: dict[str, str]) -> Callable[..., str]:
-    """Run Python with these arguments as a client of the proxy; its output."""
-
     def run(*arguments: str) -> str:
         variables = proxied | {"RLCORE_CODE": str(ROOT), "COLUMNS": "400"}
         done = subprocess.run(

@@ -201,7 +201,6 @@ def test_a_dead_flow_run_is_crashed_once_and_a_later_attempt_is_not(tracked_home
 
 @pytest.fixture
 def pool() -> Iterator[Callable[..., UUID]]:
-    """Queue a run of a deployment in a work pool with its states in order; return the run's id."""
     with get_client(sync_client=True) as client:
         name = client.create_work_pool(WorkPoolCreate(name="toy-pool", type="process"), overwrite=True).name
         flow_id = client.create_flow_from_name("toy-pooled")
@@ -258,7 +257,6 @@ def test_a_run_that_was_called_crashed_goes_on_or_runs_as_its_lease_says(
 
 
 def notices(home: Home) -> list[tuple[str, str]]:
-    """Messages to the team, in order: event and text."""
     found = [read_json(path) for path in sorted((home.root / "outbox").glob("*.json"))]
     return [(each["event"], each["text"]) for each in found]
 

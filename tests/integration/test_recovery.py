@@ -177,13 +177,11 @@ def test_ready_means_that_everything_is_there_also_after_the_database_was_lost(s
 
 
 def registered(services: Services) -> tuple[int, int]:
-    """Numbers of deployments and automations of the server."""
     return services.ask("prefect", "api/deployments/count", {}), services.ask("prefect", "api/automations/count", {})
 
 
 @contextmanager
 def scheduled(services: Services) -> Iterator[Any]:
-    """An active interval schedule of a deployment, and what gives its runs."""
     deployment = services.ask("prefect", f"api/deployments/name/{SCHEDULED}")["id"]
     services.deploy(SCHEDULED, *SMALL, preset="tiny")  # what follows is cached
     row = {"schedule": {"interval": SLOT}, "active": True, "parameters": {"overrides": SMALL}}
@@ -201,12 +199,10 @@ def completed(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def slot(run: dict[str, Any]) -> float:
-    """Return the due time of a scheduled run."""
     return datetime.fromisoformat(run["expected_start_time"]).timestamp()
 
 
 def start_long_run(services: Services) -> str:
-    """A run of `grpo` that has a checkpoint and lasts until it is cancelled."""
     services.forget("grpo")
     run = services.submit("online-rl/grpo", *LONG, preset="tiny")
     wait_until(lambda: is_running(services, run, 1), seconds=END, what="running")
@@ -216,7 +212,6 @@ def start_long_run(services: Services) -> str:
 
 
 def process_of(services: Services, run: str) -> psutil.Process:
-    """The run's own process, as the worker that started it has noted."""
     return psutil.Process(int(services.flow_run(run)["infrastructure_pid"]))
 
 

@@ -24,7 +24,6 @@ pytestmark = [
 
 @pytest.fixture
 def presets(tracked_home: Home) -> dict[str, str]:
-    """Two presets, each with a finished run: the links to their results."""
     tracker, links = open_tracker(tracked_home), {}
     for name, accuracy in (("tiny", 0.2468), ("mine", 0.7531)):
         with tracker.start_run(name, f"{name} post-train", tags={}) as run:

@@ -49,21 +49,18 @@ def services() -> Iterator[Services]:
 
 @pytest.fixture(scope="module")
 def notices(services: Services) -> Iterator[list[dict[str, Any]]]:
-    """Return the messages to the webhook."""
     with receiver(services.webhook) as received:
         yield received
 
 
 @pytest.fixture(scope="module")
 def deployed(services: Services) -> Deployed:
-    """Output of `prefect deployment run --watch` for each deployment, to its end."""
     names = ("reward-model/reward-model", "online-rl/ppo", "online-rl/grpo")
     return {name: services.deploy(name, *SMALL, preset="tiny") for name in names}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(services: Services, deployed: Deployed) -> str:
-    """The digest of the weights that a run of `grpo` makes when nothing happens to it."""
     assert deployed["online-rl/grpo"].returncode == 0
     return services.weights("grpo")
 
@@ -335,8 +332,6 @@ def test_a_failed_run_of_any_deployment_reaches_the_webhook_slack_and_the_mailbo
 
 
 def wait_for(notices: list[dict[str, Any]], event: str, *, text: str = "") -> dict[str, Any]:
-    """The newest message about an event whose text begins so."""
-
     def found() -> list[dict[str, Any]]:
         return [each for each in notices if each["event"] == event and each["text"].startswith(text)]
 
@@ -345,12 +340,10 @@ def wait_for(notices: list[dict[str, Any]], event: str, *, text: str = "") -> di
 
 
 def drop_rows(path: Path, count: int) -> None:
-    """Leave the last lines of a file out."""
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-count]))
 
 
 def start_and_wait_for_checkpoint(services: Services, *overrides: str) -> str:
-    """A run of `grpo` that is in the middle of its iterations."""
     services.forget("grpo")
     return submit_and_wait_for_checkpoint(services, *overrides)
 

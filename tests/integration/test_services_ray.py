@@ -62,7 +62,6 @@ def as_nice_as_others() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def undisturbed(services: Services) -> Result:
-    """Result of an undisturbed run."""
     done = services.deploy("online-rl/grpo", *SMALL, *PLACED, preset="tiny")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "finished successfully" in done.stdout
@@ -72,7 +71,6 @@ def undisturbed(services: Services) -> Result:
 
 
 def tables(services: Services) -> list[Path]:
-    """Return the rollouts and samples of each iteration."""
     return sorted((services.home / services.record("grpo")["ref"]["uri"] / "rollouts").glob("*.parquet"))
 
 

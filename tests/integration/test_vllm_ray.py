@@ -135,12 +135,10 @@ def run(services: Services, *, watch: Callable[[set[int], int], Any] = lambda se
 
 
 def checkpoints(home: Path) -> list[Path]:
-    """Return the checkpoints of running and finished runs."""
     return [*home.glob("work/*/checkpoints/step-??????")]
 
 
 def newest(found: Collection[Path]) -> int:
-    """The last step of which there is a checkpoint."""
     return max((int(path.name.removeprefix("step-")) for path in found), default=0)
 
 
@@ -162,7 +160,6 @@ def assert_whole(done: Run) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(services: Services) -> Run:
-    """A run to which nothing happened."""
     pytest.importorskip("ray")
     return run(services)
 

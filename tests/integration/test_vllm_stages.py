@@ -51,7 +51,6 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The state folder of runs of the three stages by vLLM and of the evaluation by the native engine."""
     assert vllm_runs.PYTHON, "ENGINE_PYTHON names no interpreter: run `make test-engine`"
     made = tmp_path_factory.mktemp("stages")
     for engine, targets in ((VLLM, STAGES), ((), STAGES[:1])):
@@ -68,7 +67,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def records(home: Path, stage: str) -> list[dict[str, Any]]:
-    """Return the cache records of a stage, the oldest first."""
     found = [json.loads(path.read_text()) for path in (home / "cache" / stage).glob("*.json")]
     return sorted(found, key=lambda record: record["created"])
 

@@ -46,7 +46,6 @@ FAULTY = Path(__file__).with_name("faulty_vllm_worker.py")
 
 
 def make_checkpoint(folder: Path) -> Path:
-    """A small random model with tied embeddings."""
     import_model(ModelConfig(source="scratch", shape=SHAPE), folder, seed=0)
     return folder
 
@@ -60,7 +59,6 @@ def make_prompts(tokenizer: ChatTokenizer) -> list[Prompt]:
 
 
 def make_spec(checkpoint: Path, **settings: Any) -> ServerSpec:
-    """A server with the faulty worker."""
     assert PYTHON, "ENGINE_PYTHON names no interpreter: run `make test-engine`"
     deadlines = TimeoutConfig(request_seconds=300.0)
     return ServerSpec(
@@ -78,7 +76,6 @@ def make_spec(checkpoint: Path, **settings: Any) -> ServerSpec:
 
 @contextmanager
 def serving(checkpoint: Path, tokenizer: ChatTokenizer, **settings: Any) -> Iterator[VllmSampler]:
-    """A server; nothing of it is left afterwards."""
     spec = make_spec(checkpoint, **settings)
     with open_vllm(spec, tokenizer, say) as sampler:
         yield sampler
@@ -90,7 +87,6 @@ def serving(checkpoint: Path, tokenizer: ChatTokenizer, **settings: Any) -> Iter
 
 
 def say(text: str) -> None:
-    """Print a measurement for ``pytest -s``."""
     sys.stdout.write(f"{text.strip()}\n")
 
 
@@ -101,7 +97,6 @@ def rollouts_of(groups: list[list[Rollout | FailedRollout]]) -> list[Rollout]:
 
 
 def worst_difference(engine: Sampler, native: NativeSampler, prompts: list[Prompt], seed: int) -> float:
-    """Return the largest difference of the engine's reported log-probabilities from the trainer's."""
     differences = []
     for rollout in rollouts_of(engine.sample(prompts, PARAMS, seed=seed)):
         expected = native.logprobs(rollout.prompt.token_ids, rollout.completion_ids, temperature=PARAMS.temperature)
@@ -132,7 +127,6 @@ def sync(
 
 
 def prove(engine: Sampler, policy: PreTrainedModel | AdaptedModel, prompts: list[Prompt]) -> dict[str, float]:
-    """The canary's figures of a sync that has just been made."""
     score = partial(token_scores, policy, temperature=PARAMS.temperature, tokens_per_microbatch=4096)
     version = engine.policy_version
     truth = ExpectedWeights(

@@ -50,7 +50,6 @@ def run_tests(name: str, machine: Emulated, options: Sequence[str]) -> tuple[int
 
 
 def what_computes(machine: Emulated) -> str:
-    """Return the library's description of a machine."""
     command = [sys.executable, "-c", WHAT_COMPUTES]
     return subprocess.check_output(command, env=environment_of(machine), cwd=ROOT, text=True).strip()
 

@@ -37,12 +37,10 @@ AGGREGATIONS = {
 
 
 def with_gradient(logprobs: torch.Tensor) -> torch.Tensor:
-    """A leaf with the same numbers."""
     return logprobs.clone().requires_grad_(True)
 
 
 def of_ours(rollouts: Padded, algorithm: Algorithm) -> tuple[torch.Tensor, torch.Tensor]:
-    """Our loss and its gradient with respect to the log-probabilities."""
     logprobs = with_gradient(rollouts.policy_logprobs)
     inputs = rollouts.loss_inputs(logprobs, algorithm.weighting(rollouts.mask, strategies.one_each(rollouts.mask)))
     loss = policy_loss(inputs, algorithm, NO_EXTRAS).loss
@@ -51,7 +49,6 @@ def of_ours(rollouts: Padded, algorithm: Algorithm) -> tuple[torch.Tensor, torch
 
 
 def of_verl(rollouts: Padded, name: str, mode: str, **settings: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """verl's loss of that name, and its gradient."""
     required = {"strategy": "fsdp", "rollout_n": 4, "ppo_micro_batch_size_per_gpu": 1}
     config = ActorConfig(**(required | {"clip_ratio_c": NO_DUAL_CLIP} | settings))
     logprobs = with_gradient(rollouts.policy_logprobs)
@@ -69,7 +66,6 @@ def of_verl(rollouts: Padded, name: str, mode: str, **settings: float) -> tuple[
 
 
 def of_openrlhf(rollouts: Padded, **settings: object) -> tuple[torch.Tensor, torch.Tensor]:
-    """OpenRLHF's loss, and its gradient."""
     logprobs = with_gradient(rollouts.policy_logprobs)
     compute = openrlhf.losses.PolicyLoss(**settings)
     loss = compute(logprobs, rollouts.old_logprobs, rollouts.advantages, action_mask=rollouts.mask.double())[0]
@@ -78,13 +74,11 @@ def of_openrlhf(rollouts: Padded, **settings: object) -> tuple[torch.Tensor, tor
 
 
 def assert_same(first: tuple[torch.Tensor, torch.Tensor], second: tuple[torch.Tensor, torch.Tensor]) -> None:
-    """Loss and gradient are equal."""
     for mine, theirs in zip(first, second, strict=True):
         assert_equal(mine, theirs, BOUND)
 
 
 def row(surrogate: SurrogateFn, mode: str, *, sequence: bool = False) -> Algorithm:
-    """A row of our table with that surrogate and the weighting of that name."""
     ratio = sequence_ratio if sequence else token_ratio
     return replace(ALGORITHMS["grpo"], surrogate=surrogate, ratio=ratio, weighting=AGGREGATIONS[mode])
 

@@ -115,7 +115,6 @@ def of_ours(
 def of_trl(
     model: Any, samples: list[TrainingSample], *, beta: float, **settings: Any
 ) -> tuple[float, dict[str, torch.Tensor]]:
-    """TRL's loss and gradient by parameter name."""
     trainer = make_trainer(copy.deepcopy(model), [0.0] * len(samples), [[EOS]] * len(samples), **settings)
     sequences = [
         TokenSequence(prompt_ids=sample.prompt_ids, completion_ids=sample.completion_ids) for sample in samples
@@ -136,7 +135,6 @@ def of_trl(
 
 
 def assert_agree(algorithm: Algorithm, settings: dict[str, Any], *, beta: float = 0.0, entropy: float = 0.0) -> None:
-    """Loss and gradient are the same on several draws."""
     for seed in range(3):
         model = tiny_model(seed)
         samples = samples_of(model, seed)

@@ -20,12 +20,10 @@ def gae(
 
 
 def mean(numbers: Sequence[float]) -> float:
-    """Arithmetic mean."""
     return sum(numbers) / len(numbers)
 
 
 def population_std(numbers: Sequence[float]) -> float:
-    """Square root of the mean squared distance from the mean."""
     centre = mean(numbers)
     return mean([(number - centre) ** 2 for number in numbers]) ** 0.5
 
@@ -36,7 +34,6 @@ def group_normalized(rewards: Sequence[float]) -> list[float]:
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
-    """Each reward minus the mean of the others."""
     return [reward - mean([other for j, other in enumerate(rewards) if j != i]) for i, reward in enumerate(rewards)]
 
 

@@ -36,7 +36,6 @@ def _without_lone(found: re.Match[str]) -> str:
 
 
 def words_of(passage: str) -> list[str]:
-    """The words of the normalised text."""
     plain = " ".join(unicodedata.normalize("NFKC", passage).casefold().split())
     return re.findall(r"\w+", plain)
 
@@ -50,7 +49,6 @@ def hashes(words: list[str]) -> bytes:
 
 
 def script_of(passage: str) -> str:
-    """The writing system of most letters."""
     counts = Counter(unicodedata.name(one, "unnamed").split()[0].lower() for one in passage if one.isalpha())
     return min(counts, key=lambda name: (-counts[name], name)) if counts else "(no letters)"
 

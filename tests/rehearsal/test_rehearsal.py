@@ -67,12 +67,10 @@ class Team:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment of a person's shell."""
         clients = self.services.clients if (self.services.root / "clients.env").exists() else {}
         return self.services.variables | clients | {"COLUMNS": "200"}
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a command to its end."""
         command = self.command(*arguments)
         return subprocess.run(command, capture_output=True, text=True, env=self.variables, cwd=self.folder, check=False)
 
@@ -112,7 +110,6 @@ class Team:
         return self.services.flow_run(run)
 
     def alias(self, name: str) -> str:
-        """The version with an alias; empty if there is none."""
         query = f"api/2.0/mlflow/registered-models/get?name={MODEL}"
         aliases = self.services.ask("mlflow", query)["registered_model"].get("aliases", [])
         return next((each["version"] for each in aliases if each["alias"] == name), "")

@@ -45,8 +45,6 @@ def stopping(tokenizer: ChatTokenizer) -> ChatTokenizer:
 
 @pytest.fixture(scope="session")
 def make_prompts(tokenizer: ChatTokenizer) -> Callable[..., list[Prompt]]:
-    """Prompts of the given texts."""
-
     def make(*texts: str) -> list[Prompt]:
         conversations = [(Message(role="user", content=text),) for text in texts]
         return [

@@ -103,7 +103,6 @@ REQUIRED = {"name": "x", "count": 1}
 
 
 def faults(**document: Any) -> list[str]:
-    """The faults of a document that has the required fields unless given."""
     with pytest.raises(ConfigError) as caught:
         build(Fleet if "things" in document else Outer, document if "things" in document else REQUIRED | document)
     first, *lines = caught.value.what.splitlines()

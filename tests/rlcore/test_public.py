@@ -38,7 +38,6 @@ SHAPE = ShapeConfig(hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=2, i
 
 
 def example() -> str:
-    """The indented lines of the docstring of ``rlcore``."""
     lines = (rlcore.__doc__ or "").splitlines()
     indented = [place for place, line in enumerate(lines) if line.startswith("    ")]
     return textwrap.dedent("\n".join(lines[indented[0] : indented[-1] + 1]))
@@ -105,7 +104,6 @@ def library() -> list[str]:
 
 
 def measured(*names: str) -> Any:
-    """Measure a fresh interpreter after importing rlcore, and after importing modules."""
     done = subprocess.run([sys.executable, "-c", MEASURE, *names], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -140,7 +138,6 @@ Requires-Dist: peft>=0.18; extra == "lora"
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of an installed distribution that comes first on the path."""
     folder = tmp_path / "site" / "rlcore-9.9.dist-info"
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text(METADATA)

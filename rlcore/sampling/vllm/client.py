@@ -50,7 +50,7 @@ def address_of(url: str) -> Address:
 def call(address: Address, path: str, payload: Mapping[str, Any] | None, *, seconds: float) -> tuple[int, Any]:
     """Return the HTTP status and the answer as JSON or text. ``payload`` is posted as JSON; None sends a GET.
 
-    The connection is closed on exit. The server then drops a request that still runs.
+    On exit the connection is closed, and the server drops the request.
 
     Raises:
         EngineUnreachableError: The server sent nothing for ``seconds`` before its answer was complete.
@@ -72,7 +72,7 @@ def call(address: Address, path: str, payload: Mapping[str, Any] | None, *, seco
 
 
 class EngineControl:
-    """Routes of the server at ``address``. ``log_tail`` returns the last lines of its log."""
+    """Routes of the server at ``address``; ``log_tail`` reads its log."""
 
     def __init__(self, address: Address, *, log_tail: Callable[[], str]) -> None:
         self.address, self._log_tail = address, log_tail
@@ -81,8 +81,7 @@ class EngineControl:
         """Return the server's answer to ``payload``; None sends a GET.
 
         Raises:
-            SamplingError: There was no answer within ``seconds``, or its status was not 200. The message has the last
-                lines of the server's log.
+            SamplingError: No answer within ``seconds``, or a status other than 200.
         """
         try:
             status, answer = call(self.address, path, payload, seconds=seconds)
@@ -107,7 +106,7 @@ class ControlGroup:
         """Return the answer of each server.
 
         Raises:
-            SamplingError: A server refused. The others are not awaited, because they may wait for that server.
+            SamplingError: A server refused; others, which may wait for it, are not awaited.
         """
         return self.ask_each(path, [payload] * len(self.members))
 
@@ -124,7 +123,7 @@ class ControlGroup:
 
 
 def in_background(work: Callable[[], Result]) -> Future[Result]:
-    """Run ``work`` in a daemon thread and return its future: a silent peer cannot keep the process alive."""
+    """Run ``work`` in a daemon thread, so that a silent peer cannot keep the process alive."""
     future: Future[Result] = Future()
 
     def run() -> None:

@@ -23,10 +23,9 @@ class VisibleGpus:
     """GPUs that are visible to this process.
 
     Attributes:
-        count: Number of GPUs.
-        trainer: Index of the trainer's GPU, or None if it computes on a CPU.
+        trainer: Index of the trainer's GPU; None on a CPU.
         free: Fraction of the trainer's GPU memory that is free now.
-        learns: True if a learner is on that GPU, which will use more of it.
+        learns: True if a learner will use more of that GPU.
     """
 
     count: int
@@ -115,9 +114,8 @@ def choose_transfer(
     """Return the transport of the weights; ``auto`` resolves to one.
 
     Args:
-        num_bytes: Size of the weights.
-        shares: For each server that rlcore starts, True if it uses the trainer's GPU.
-        can_send: True if vLLM is installed in this environment and its senders can send from GPU to GPU.
+        shares: As of :func:`shares_trainer_gpu`.
+        can_send: True if vLLM is installed here and can send from GPU to GPU.
 
     Raises:
         ConfigError: The named transport needs GPUs or memory that are not available.
@@ -168,7 +166,7 @@ def _check_direct(name: TransferKind, device: torch.device, *, shares: Sequence[
 
 
 def _default(needed: int, gpus: VisibleGpus, width: int) -> list[int]:
-    """Return the GPUs without the trainer's, in order. A single GPU is shared by all."""
+    """Return the GPUs without the trainer's; a single GPU is shared by all."""
     if gpus.count == 1 and width == 1:
         return [0] * needed
     others = [index for index in range(gpus.count) if index != gpus.trainer]
@@ -183,7 +181,7 @@ def _default(needed: int, gpus: VisibleGpus, width: int) -> list[int]:
 
 
 def _memory_fraction(index: int, gpus: VisibleGpus) -> float:
-    """Return the fraction of a GPU's memory that all its replicas may use together."""
+    """Return the fraction of a GPU's memory for all its replicas."""
     if index != gpus.trainer:
         return ALONE
     return min(_OF_FREE * gpus.free, WITH_LEARNER if gpus.learns else ALONE)

@@ -2,11 +2,10 @@
 
     python guard.py PARENT_PID FOLDERS COMMAND...
 
-The guard is the parent of the engine. It stops the engine on SIGTERM, and when its own parent is gone. It also notices
-SIGKILL, because it checks its parent's pid twice a second. When the engine's first process ends, the guard stops the
-remaining ones. If the parent is gone, it then removes FOLDERS (joined as in PATH). It also removes named shared memory
-of the engine, hundreds of megabytes that a killed process leaves behind. The script imports only the standard library,
-so it starts quickly.
+The guard is the engine's parent. It stops the engine on SIGTERM, and when its own parent is gone, whose pid it checks
+twice a second. When the engine's first process ends, it stops the others. It removes the engine's named shared memory
+(hundreds of megabytes) and, if the parent is gone, FOLDERS (joined as in PATH). It imports only the standard library,
+to start quickly.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def end_all(engine: subprocess.Popen[bytes]) -> None:
-    """Send SIGTERM, then SIGKILL, to all descendants of this process, including those that left the engine's group."""
+    """Send SIGTERM, then SIGKILL, to all descendants, also those that left the engine's group."""
     _signal_all(signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
     while descendants(os.getpid()):
@@ -106,7 +105,7 @@ def _signal_all(number: signal.Signals) -> None:
 
 
 def _reap(engine: int) -> None:
-    """Reap adopted processes that have ended. Popen reaps the engine itself."""
+    """Reap adopted processes that have ended; Popen reaps the engine."""
     for number in descendants(os.getpid()):
         if number != engine:
             with contextlib.suppress(ChildProcessError):

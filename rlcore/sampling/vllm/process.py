@@ -43,18 +43,13 @@ class ServerSpec:
         weight_dir: Folder of the weight files.
         dtype: Name of a torch type.
         url: Address of a running server; empty to start one.
-        transfer: Transport of the weights, never ``auto``.
+        transfer: Never ``auto``.
         devices: Indices of visible GPUs; empty for a CPU.
-        gpu_memory_utilization: Fraction of GPU memory that the server may use.
-        enforce_eager: Disable CUDA graphs.
-        trainer_moves: True if the trainer's weights change while the server samples.
-        sleeps: True if the server releases a GPU that it shares with a learner during updates. False on a CPU, where
-            vLLM has no sleep mode and refuses to start with it.
+        trainer_moves: The trainer's weights change while the server samples.
+        sleeps: Release a GPU shared with a learner during updates. False on a CPU, where vLLM refuses to start with it.
         lora_rank: Rank of LoRA weights that are sent as such; 0 if merged.
-        prefill_in_parts: Chunked prefill: spread a long prompt over several steps. With seeded requests, vLLM 0.32
-            crashes on a CPU if it is enabled.
-        worker_file: File that ``worker_class`` is imported from, if it is not rlcore's.
-        worker_class: Class that receives the weights.
+        prefill_in_parts: Chunked prefill. With it and seeded requests, vLLM 0.32 crashes on a CPU.
+        worker_file: File of ``worker_class``, which receives the weights, if it is not rlcore's.
     """
 
     model: Path
@@ -79,7 +74,7 @@ class ServerSpec:
 class ServerProcess:
     """Server process, stopped by :mod:`rlcore.sampling.vllm.guard` when this process ends.
 
-    ``folder`` has its log, the worker's module and temporary files. It is removed when the server stops.
+    ``folder``, removed when it stops, has its log, the worker's module and temporary files.
     """
 
     def __init__(self, spec: ServerSpec) -> None:
@@ -123,8 +118,7 @@ class ServerProcess:
         """Wait until the server answers.
 
         Raises:
-            SamplingError: The server ended or the timeout passed; it is stopped. The message has the last lines of its
-                log.
+            SamplingError: The server ended or the timeout passed; it is stopped.
         """
         limit = self.spec.config.timeouts.startup_seconds
         started = time.monotonic()
@@ -148,7 +142,7 @@ class ServerProcess:
         return self._guard.poll() is None and is_healthy(self.address)
 
     def log_tail(self) -> str:
-        """Return the first error in the engine's log, which caused later ones, and the log's last lines."""
+        """Return the log's first error, which caused later ones, and its last lines."""
         try:
             lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         except FileNotFoundError:

@@ -1,11 +1,10 @@
 """Rollouts from a vLLM server: token ids in, token ids and log-probabilities out, with versioned weights.
 
-Each request is one completion with its own seed, so its samples do not depend on other requests. Equal prompts share
-their prefill in the server's prefix cache. A dead server is restarted with the weights that it served, and its missing
-completions are requested again.
+Each request is one completion with its own seed, independent of others; the prefix cache shares the prefill of equal
+prompts. A dead server is restarted with the weights that it served, and missing completions are requested again.
 
-A server on the learner's GPU sleeps during an update. It wakes in two steps, so that its cache and the memory for
-loading are not allocated together: for new weights, and for the first request after them.
+A server on the learner's GPU sleeps during an update. It wakes for new weights, and its cache at the first request, so
+that cache and memory for loading are not allocated together.
 """
 
 from __future__ import annotations
@@ -53,15 +52,13 @@ _COUNTS = ("generation_tokens", "num_preemptions", "prefix_cache_queries", "pref
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Request:
-    """Completion to sample, with its prompt and seed."""
-
     prompt: Prompt
     seed: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Missed:
-    """Failed attempt at a completion, which is retried."""
+    """Failed attempt, which is retried."""
 
     reason: str
 
@@ -92,7 +89,6 @@ class VllmSampler:
             self.start()
 
     def close(self) -> None:
-        """Stop the server if it was started here."""
         self._pool.shutdown(wait=False, cancel_futures=True)  # running requests end with the server
         if self._process is not None:
             self._process.stop()
@@ -124,7 +120,6 @@ class VllmSampler:
         return [[made[request] for request in group] for group in groups]
 
     def take_metrics(self) -> dict[str, float]:
-        """Return the server load since the last call."""
         return self._watch.take()
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
@@ -134,8 +129,8 @@ class VllmSampler:
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
         """Return the log-probability of each completion token under the served weights.
 
-        The server scores a text only at temperature 1. Other temperatures are computed from the scores of the whole
-        vocabulary, which is fast enough for checks but not for batches.
+        The server scores only at temperature 1; others are computed from the whole vocabulary's scores, fast enough for
+        checks only.
         """
         self._wake_cache()
         settings = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0 if temperature == 1.0 else -1}
@@ -155,8 +150,7 @@ class VllmSampler:
     def sleep(self) -> None:
         """Release the GPU that the server shares with the learner, until :meth:`load_weights`.
 
-        New weights replace the old ones, which are thus dropped (vLLM's level 2). The base of a LoRA is needed again,
-        and rests in main memory (level 1). A dead server has nothing to release.
+        Weights are dropped (vLLM's level 2), but the base of a LoRA rests in main memory (level 1).
 
         Raises:
             SamplingError: The server refused.
@@ -171,7 +165,7 @@ class VllmSampler:
         self.asleep = (WEIGHTS, _CACHE)
 
     def _wake_cache(self) -> None:
-        """Allocate the cache of a server that has new weights. Without its weights it answers no request."""
+        """Allocate the cache after new weights, without which it answers no request."""
         if not self.asleep:
             return
         empty_cache()  # the server allocates outside of this process
@@ -181,7 +175,7 @@ class VllmSampler:
         self.asleep = ()
 
     def _ask(self, path: str, payload: Mapping[str, Any], **settings: float) -> Any:
-        """Return the answer to a request about the weights. A dead server is restarted, and the request repeated."""
+        """Return the answer about the weights; a dead server is restarted, and the request repeated."""
         if WEIGHTS in self.asleep:
             raise SamplingError("the engine is asleep and has no weights", fix="call load_weights first")
         try:
@@ -195,7 +189,6 @@ class VllmSampler:
     def _complete(
         self, pending: list[_Request], params: SamplingParams, made: dict[_Request, Rollout | FailedRollout]
     ) -> None:
-        """Add a completion or a failure of every request to ``made``."""
         reasons: dict[_Request, str] = {}
         num_requests, total = len(pending), len(made) + len(pending)
         for attempt in range(MAX_ATTEMPTS):
@@ -238,11 +231,10 @@ class VllmSampler:
         return rollout_of(request.prompt, choice, self._tokenizer)
 
     def _adapter(self) -> dict[str, Any]:
-        """Return the adapter of a request. Before the first adapter, the base is the policy."""
+        """Return the adapter of a request; before the first one the base is the policy."""
         return {"model": ADAPTER} if self.served.is_adapter else {}
 
     def is_alive(self) -> bool:
-        """Return True if the server answers and reports a running engine."""
         return is_healthy(self.control.address)
 
     def start(self) -> None:
@@ -289,7 +281,7 @@ class VllmSampler:
 
 @contextmanager
 def open_vllm(spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[str], None]) -> Iterator[VllmSampler]:
-    """Open an engine that serves its checkpoint. Its processes are stopped and its files removed on exit."""
+    """Open an engine that serves its checkpoint; stop and remove it on exit."""
     with open_alone(spec, tokenizer, progress) as sampler:
         sampler.sync.begin()
         yield sampler
@@ -356,8 +348,8 @@ def rollout_of(prompt: Prompt, choice: Mapping[str, Any], tokenizer: ChatTokeniz
 def rescored(rows: Sequence[Mapping[str, Any]], completion_ids: Sequence[int], *, temperature: float) -> list[float]:
     """Return the log-probability of each token at ``temperature`` from those at temperature 1.
 
-    ``rows`` are the scores by token id. They cover the whole vocabulary if the temperature is not 1, because then ``log
-    p_T(x) = log p(x) / T - log sum_v p(v)^(1 / T)``.
+    ``rows``: scores by token id, of the whole vocabulary unless the temperature is 1: ``log p_T(x) = log p(x) / T - log
+    sum_v p(v)^(1 / T)``.
     """
     if temperature == 1.0:
         return [row[str(token)]["logprob"] for token, row in zip(completion_ids, rows, strict=True)]
@@ -369,7 +361,7 @@ def rescored(rows: Sequence[Mapping[str, Any]], completion_ids: Sequence[int], *
 
 
 class EngineWatch:
-    """Statistics of a server between two calls of :meth:`take`. Only time within :meth:`over` counts.
+    """Statistics of a server between two calls of :meth:`take`, within :meth:`over`.
 
     A server that publishes no statistics (``--disable-log-stats``) gives only ``engine/retries``.
     """
@@ -382,7 +374,7 @@ class EngineWatch:
 
     @contextmanager
     def over(self, address: Callable[[], Address]) -> Iterator[None]:
-        """Watch a block in which the server samples. A restarted server has another address."""
+        """Watch a block in which the server samples; a restart changes its address."""
         done = threading.Event()
         watcher = threading.Thread(target=self._watch, args=(address, done), name="vllm-metrics", daemon=True)
         before, started = read_page(address()), time.monotonic()
@@ -414,7 +406,7 @@ class EngineWatch:
                     self._peaks[metric] = max(page[name], self._peaks.get(metric, 0.0))
 
     def _count(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
-        """Add the increase between two readings. A restarted server counts from 0 again."""
+        """Add the increase between two readings; a restarted server counts from 0."""
         if not all(name in after for name in _COUNTS):
             return
         restarted = any(after[name] < before.get(name, 0.0) for name in _COUNTS)

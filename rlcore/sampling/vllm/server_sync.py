@@ -34,9 +34,7 @@ class Server(Protocol):
     policy_version: int
     asleep: tuple[str, ...]
 
-    def is_alive(self) -> bool:
-        """Return True if it answers and reports a running engine."""
-        ...
+    def is_alive(self) -> bool: ...
 
     def start(self) -> None:
         """Restart the server with the weights that it served last."""
@@ -46,8 +44,8 @@ class Server(Protocol):
 class WeightSync:
     """Weight sync to ``servers``, all of which serve the checkpoint that ``spec`` names.
 
-    All servers read the same file. If tensors are sent instead, this process and all workers form one group, because
-    NCCL warns of several groups driven by several threads.
+    Tensors are sent in one group of this process and all workers: NCCL warns of several groups driven by several
+    threads.
     """
 
     def __init__(self, servers: Sequence[Server], spec: ServerSpec) -> None:
@@ -70,9 +68,8 @@ class WeightSync:
     def send(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
         """Pause the servers, update their weights, drop the prefix cache, resume. Sleeping ones get their memory first.
 
-        The weight file stays until the next update, because a server that dies reads it again. Without a file, such a
-        server gets the trainer's current weights. A dead server is restarted first. If a server dies while it loads,
-        all are restarted and the weights are sent again.
+        The file stays until the next update for servers that die; without it they get the trainer's current weights. A
+        dead server is restarted first. If one dies while it loads, all are restarted and get the weights again.
 
         Raises:
             SamplingError: Names or shapes differ, or a server refused. All servers then have the previous weights, or
@@ -103,7 +100,6 @@ class WeightSync:
         self._discard(old)
 
     def close(self) -> None:
-        """Remove the file of the served weights."""
         self._discard(self._served)
 
     def _publish(self, weights: Weights, policy_version: int) -> None:
@@ -112,7 +108,7 @@ class WeightSync:
         publish(group, weights, policy_version, lambda each: self._opened(group).send(each))
 
     def _wake(self, servers: Sequence[Server]) -> None:
-        """Allocate the weights of sleeping servers. Their caches follow when the new weights are verified."""
+        """Allocate the weights of sleeping servers; caches follow when new weights are verified."""
         if servers:
             empty_cache()  # they allocate outside of this process
             ControlGroup([server.control for server in servers]).ask(f"/wake_up?tags={WEIGHTS}", {})
@@ -120,7 +116,7 @@ class WeightSync:
             server.asleep = tuple(tag for tag in server.asleep if tag != WEIGHTS)
 
     def _opened(self, group: ControlGroup) -> Transfer:
-        """Return the transport to the servers, reopened after a server was restarted."""
+        """Return the transport to the servers, reopened after a restart."""
         if self._transfer is None or group.members != self._met:
             if self._transfer is not None and self._spec.transfer != "file":
                 group.ask("/shutdown_weight_transfer_engine", {})
@@ -129,11 +125,7 @@ class WeightSync:
         return self._transfer
 
     def _reload_previous(self) -> None:
-        """Restart every server, because it may be paused or hold a part of the new weights.
-
-        Raises:
-            SamplingError: The previous weights no longer exist, or a server is external.
-        """
+        """Restart every server: each may be paused or hold a part of the new weights."""
         if self._served.is_live_alone:
             self._served = replace(self._served, live=None)  # the trainer has the new weights now
             for server in self._servers:

@@ -1,8 +1,8 @@
 """Transports of new weights from the trainer to the workers of vLLM servers.
 
-``file`` needs only rlcore's worker in the server. The others use vLLM's weight-transfer API: a handshake, then for each
-update a start, the weights and a finish, while the engine is paused. ``nccl`` (between GPUs) and ``ipc`` (on one GPU)
-are vLLM's transports. They need vLLM in the trainer's environment too, because it has the sender classes.
+``file`` needs only rlcore's worker. The others use vLLM's weight-transfer API: a handshake, then per update a start,
+the weights and a finish, while the engine is paused. ``nccl`` (between GPUs) and ``ipc`` (on one GPU) are vLLM's
+transports. They need vLLM, which has the senders, in the trainer's environment too.
 """
 
 from __future__ import annotations
@@ -70,13 +70,12 @@ def rendezvous_host(group: ControlGroup) -> str:
 
 
 class FileTransfer:
-    """Transport by the path of a file that the workers read. It is the fallback, which needs only rlcore's worker."""
+    """Transport by the path of a file that the workers read: the fallback."""
 
     def __init__(self, group: ControlGroup, num_tensors: int) -> None:
         self._group, self._num_tensors = group, num_tensors
 
     def send(self, weights: Weights) -> None:
-        """Send as :class:`Transfer`."""
         path = str(weights.stored().resolve())
         for answer in self._group.ask("/collective_rpc", {"method": "receive_weights", "args": [path]}):
             if any(result["tensors"] != self._num_tensors for result in answer["results"]):
@@ -91,7 +90,6 @@ class SharedMemoryTransfer:
         group.ask("/init_weight_transfer_engine", {"init_info": {}})
 
     def send(self, weights: Weights) -> None:
-        """Send as :class:`Transfer`."""
         update = {"path": str(weights.stored().resolve()), "num_tensors": self._num_tensors}
         self._group.ask("/start_weight_update", {})
         self._group.ask("/update_weights", {"update_info": update})
@@ -112,7 +110,7 @@ class GlooTransfer:
         self._members = meeting.result()
 
     def send(self, weights: Weights) -> None:
-        """Send as :class:`Transfer`. If a server refuses, wait until server and group have ended."""
+        """Send; if a server refuses, wait until server and group have ended."""
         names, dtypes, shapes = zip(*weights.listed(), strict=True)
         update = {"names": names, "dtypes": [str(dtype).removeprefix("torch.") for dtype in dtypes], "shapes": shapes}
         self._group.ask("/start_weight_update", {})
@@ -127,7 +125,7 @@ class GlooTransfer:
 
 
 def first_ranks(sizes: Sequence[int]) -> list[int]:
-    """Return the rank of each server's first worker. The trainer is rank 0, and the servers follow in order."""
+    """Return the rank of each server's first worker. The trainer is rank 0."""
     return [1 + sum(sizes[:number]) for number in range(len(sizes))]
 
 
@@ -161,15 +159,13 @@ class WeightSource:
 class ControlClient:
     """Client for vLLM's senders. Several servers appear as one group.
 
-    ``sizes`` is the number of workers of each server. vLLM counts ranks within one server, so the ranks of each further
-    server are offset.
+    ``sizes``: workers of each server. vLLM counts ranks within one server, so further servers' are offset.
     """
 
     def __init__(self, group: ControlGroup, sizes: Sequence[int]) -> None:
         self._group, self._sizes = group, sizes
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Send the handshake."""
         payloads = [{"init_info": dict(init_info)} for _ in self._sizes]
         if "rank_offset" in init_info:
             for number, each in enumerate(payloads):
@@ -177,7 +173,6 @@ class ControlClient:
         self._group.ask_each("/init_weight_transfer_engine", payloads)
 
     def start_weight_update(self) -> None:
-        """Start an update before the first tensor."""
         self._group.ask("/start_weight_update", {})
 
     def update_weights(self, update_info: Any) -> None:
@@ -187,7 +182,7 @@ class ControlClient:
         self._group.ask("/update_weights", {"update_info": _json_safe_update_payload(update_info)})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Finish an update after the last tensor. The caller of the update sets the version."""
+        """Finish an update, whose caller sets the version."""
         self._group.ask("/finish_weight_update", {})
 
 
@@ -198,7 +193,6 @@ class BuiltInTransfer:
         self._sender, self._source = sender, source
 
     def send(self, weights: Weights) -> None:
-        """Send as :class:`Transfer`."""
         self._source.weights = weights
         self._sender.send_weights()
         self._source.weights = None

@@ -36,8 +36,8 @@ class Weights:
     """Version of the weights: a safetensors file, or the folder of the checkpoint that an engine starts from.
 
     Attributes:
-        live: The same tensors in the trainer's memory, converted when read; None once the trainer has other weights.
-        is_adapter: True if ``path`` is the folder of a LoRA adapter in peft's format, applied to the served base.
+        live: The trainer's tensors, converted when read; None once it has others.
+        is_adapter: ``path`` is a LoRA in peft's format for the served base.
     """
 
     path: Path
@@ -46,7 +46,6 @@ class Weights:
 
     @property
     def is_live_alone(self) -> bool:
-        """True if the weights are not written to a file yet."""
         return self.live is not None and not self.path.exists()
 
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -54,7 +53,7 @@ class Weights:
         return iter(self.live.items()) if self.live is not None else stored_tensors(self.path)
 
     def listed(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
-        """Return name, type and shape of every tensor, in the order of :meth:`tensors`. Live ones are not converted."""
+        """Return name, type and shape of every tensor, in that order, converting none."""
         if self.live is not None:
             return [(name, self.live.dtype, shape) for name, shape in self.live.shapes.items()]
         return [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in stored_tensors(self.path)]
@@ -80,8 +79,7 @@ def pack(
 ) -> Weights:
     """Check ``state`` against the ``shapes`` of the server's checkpoint, and write the weights to ``path``.
 
-    The file stays while it is served, so that a restarted server can read it again. No file is written if weights go
-    from GPU to GPU, or to an external server, unless a server reads a file.
+    The file stays while it is served, for restarts; none is written unless :func:`needs_file`.
 
     Raises:
         SamplingError: Names or shapes differ.
@@ -108,7 +106,7 @@ def pack(
 def needs_file(spec: ServerSpec) -> bool:
     """Return True if a server reads the weights from a file, or may have to after a restart.
 
-    A restarted server can get the trainer's current weights, unless these change while it samples.
+    A restarted server can get the trainer's weights unless these change while it samples.
     """
     if spec.transfer in ("file", "shared_memory"):
         return True
@@ -124,7 +122,7 @@ def discard(path: Path) -> None:
 
 
 def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every tensor that a checkpoint folder stores. Tied tensors have one name."""
+    """Return the shape of every tensor that a checkpoint stores; tied ones have one name."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
@@ -154,10 +152,7 @@ def adapter_mismatches(shapes: Mapping[str, tuple[int, ...]], adapter: Mapping[s
 
 
 class Converted(Mapping[str, torch.Tensor]):
-    """Tensors of ``state`` that ``shapes`` names, in ``dtype``, contiguous, on their device.
-
-    Each is converted when read, and not cached.
-    """
+    """Tensors of ``state`` that ``shapes`` names, in ``dtype``, contiguous, on their device."""
 
     def __init__(
         self, state: Mapping[str, torch.Tensor], *, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
@@ -177,8 +172,8 @@ class Converted(Mapping[str, torch.Tensor]):
 def write_weights(weights: Converted, path: Path) -> None:
     """Write the weights in the safetensors format, with one tensor at a time in CPU memory.
 
-    The library's writer needs all tensors in memory. The format (https://huggingface.co/docs/safetensors): the header's
-    length in 8 bytes, the header, the tensors' bytes without gaps.
+    The library's writer needs all. The format (https://huggingface.co/docs/safetensors): the header's length in 8
+    bytes, the header, the tensors' bytes without gaps.
 
     Raises:
         OSError: There is no room.
@@ -221,7 +216,7 @@ def make_weight_dir(named: str, *, num_bytes: int) -> Path:
 
 
 def fits_in_memory(num_bytes: int) -> bool:
-    """Return True if three files of ``num_bytes`` fit in memory: the served weights, the next ones, and a reserve."""
+    """Return True if three files of ``num_bytes`` fit in memory: served, next, reserve."""
     return _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 3 * num_bytes
 
 
@@ -241,7 +236,7 @@ def differing_parts(
 
     Args:
         answers: Result of ``engine_checksums`` of each worker.
-        is_adapter: True if the engine has the base's weights, and separately the adapter of ``state``.
+        is_adapter: The engine has the adapter of ``state`` apart from its base.
     """
     found: dict[str, int] = {}
     for answer in answers:

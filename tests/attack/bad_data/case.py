@@ -71,7 +71,6 @@ class Case:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> tuple[Path, Path | None]:
-        """The files of the data set, and of its evaluation where that has its own."""
         if self.prepare:
             return self.prepare(folder), None
         held_out = write_lines(folder / "eval.jsonl", self.eval_lines) if self.eval_lines else None
@@ -113,7 +112,6 @@ QUESTIONS = (
 
 
 def row(contract: Contract, name: str, question: str, **changes: Any) -> Row:
-    """A sound row of a contract."""
     messages = ask(question)
     if contract == "prompts":
         made: Row = {"prompt_id": name, "messages": messages, "reference": "7", "task": "t"}

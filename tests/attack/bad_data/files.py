@@ -19,7 +19,6 @@ GOOD = json.dumps(row("prompts", "own", "Is this a question of its own?")).encod
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
     yield from _lines()
     yield from _marks()
     yield from _no_files()

@@ -28,7 +28,6 @@ NEAR, HISTORY = "is nearly a prompt that is evaluated on", "has an evaluation pr
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
     yield from _typed_leaks()
     yield from _near_leaks()
     yield from _histories()

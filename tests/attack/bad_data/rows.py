@@ -35,7 +35,6 @@ RANKED: Row = {"set_id": "s", "messages": ask("Which is best?"), "completions": 
 
 
 def one_row() -> Iterator[Case]:
-    """All of them."""
     yield from _invisible()
     yield from _alike()
     yield from _misspelt()
@@ -47,7 +46,6 @@ def one_row() -> Iterator[Case]:
 
 
 def _bad(family: str, name: str, contract: Contract, bad: Row | bytes, *expected: Expected, adapter: str = "") -> Case:
-    """A bad row between sound ones, in line 5."""
     good = rows(contract)
     return Case(
         family=family,
@@ -268,7 +266,6 @@ def _types() -> Iterator[Case]:
 
 
 def across_rows() -> Iterator[Case]:
-    """All of them."""
     yield from _contradictions()
     yield from _preferences()
     yield from _sets()

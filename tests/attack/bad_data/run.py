@@ -42,7 +42,6 @@ def all_cases() -> list[Case]:
 
 
 def attack(case: Case, folder: Path) -> Outcome:
-    """The files of a case through the gate; raises what is no error for a user."""
     path, held_out = case.write(folder)
     keys = {
         "contract": case.contract,
@@ -64,7 +63,6 @@ def attack(case: Case, folder: Path) -> Outcome:
 
 
 def faults(case: Case, outcome: Outcome) -> Iterator[str]:
-    """Return the errors of a case's result."""
     for one in case.expected:
         fault = _fault(one, outcome)
         if fault:

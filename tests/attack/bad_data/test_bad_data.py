@@ -32,7 +32,6 @@ CASES = all_cases()
 
 
 def some() -> list[Case]:
-    """Return the first cases of each family, and one from its middle."""
     by_family: dict[str, list[Case]] = {}
     for case in CASES:
         by_family.setdefault(case.family, []).append(case)

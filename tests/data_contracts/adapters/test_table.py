@@ -102,13 +102,11 @@ def adapt(adapter: str, kind: Kind, row: Mapping[str, Any]) -> list[dict[str, An
 
 
 def batch_of(source: Source, kind: Kind, adapter: str) -> Batch:
-    """The rows of a small source."""
     (batch,) = convert.stream_of(source, kind, adapter=adapter).batches()
     return batch
 
 
 def frame_of(batch: Batch, kind: Kind) -> pd.DataFrame:
-    """The rows, each with a split."""
     return pd.DataFrame([{"split": "train", **row} for row in batch.rows], columns=list(CONTRACTS[kind].columns))
 
 

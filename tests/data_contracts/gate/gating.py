@@ -51,7 +51,6 @@ def gate_rows(rows: Sequence[dict[str, Any]], kind: Kind = "preferences", **limi
 
 
 def gate_source(source: Source, kind: Kind, *, meter: TokenMeter = METER, make: Any = None, **limits: Any) -> Gated:
-    """The gate over a source of rows in contract columns."""
     frames: list[pd.DataFrame] = []
     stream = RowStream(source=source, make=make) if make else stream_of(source, kind, adapter=kind)
     gate_limits = GateLimits(**{**LIMITS, **limits})

@@ -194,7 +194,6 @@ def test_a_row_teaches_its_turns_and_its_answer_and_not_the_instruction_of_the_s
 
 
 def touches(text: str, train: str, size: int) -> bool:
-    """A plain search: a run of ``size`` words of ``text``, or all of it, stands in ``train``."""
     length = min(size, len(words_of(text)))
     found, known = (
         {tuple(words[start : start + length]) for start in range(len(words) - length + 1)}

@@ -18,7 +18,6 @@ from tests.data_contracts.gate.gating import gate_rows
 
 
 def held_out(hashes: Sequence[int], *, first: Collection[int] = ()) -> set[int]:
-    """The prompts that are held out, by their hashes."""
     found = np.array(hashes, dtype=np.uint64)
     mask = held_out_prompts(found, first=np.isin(found, list(first)))
     return set(found[mask].tolist())
@@ -104,7 +103,6 @@ def pair(name: str, chosen: str, rejected: str, question: str = "Best?", **chang
 
 
 def reasons(rows: list[dict[str, Any]], **limits: Any) -> dict[int, str]:
-    """Return the reason against each line."""
     result = gate_rows([*rows, pair("o", "x", "y", "Other?")], max_tokens=50, max_quarantined=1.0, **limits)
     return {one.origin.line: one.reason for one in result.quarantine}
 

@@ -154,7 +154,6 @@ def test_help_brings_in_few_modules_and_nothing_heavy() -> None:
 
 
 def made(tmp_path: Path, *arguments: str) -> list[str]:
-    """The arguments that a make target gives the command."""
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     python.write_text(f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\n")
@@ -214,7 +213,6 @@ sys.exit(main())
 
 
 def command_without(missing: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """``rlcore`` with one package missing."""
     line = [sys.executable, "-c", WITHOUT, missing, *arguments]
     return subprocess.run(line, capture_output=True, text=True, check=False)
 

@@ -34,7 +34,6 @@ print(json.dumps([code, sorted(heavy & sys.modules.keys())]))
 
 
 def run(home: Path, *arguments: str, **variables: str) -> tuple[str, list[str]]:
-    """Output of a command in a process of its own, and the libraries that it has imported."""
     command = [sys.executable, "-c", MEASURE, *arguments]
     variables = environment(home) | variables
     done = subprocess.run(command, capture_output=True, text=True, env=variables, cwd=ROOT, check=False)

@@ -13,7 +13,6 @@ from rlcore.types import FailedRollout, Prompt, Rollout
 def completion(
     prompt: Prompt, ids: Sequence[int], text: str, *, logprobs: Sequence[float] = (), version: int = 0, is_cut: bool
 ) -> Rollout:
-    """A completion of an engine; without ``logprobs`` each token has -1."""
     return Rollout(
         prompt=prompt,
         completion_ids=tuple(ids),

@@ -123,7 +123,6 @@ class Gated(RandomSampler):
 def running(
     engine: Sampler, tokenizer: ChatTokenizer, limits: Limits = LIMITS, *, seed: int = 0, temperature: float = 1.0
 ) -> Iterator[Gateway]:
-    """A gateway that is served in a thread."""
     done = threading.Event()
     with Gateway(engine, tokenizer, limits, temperature=temperature, seed=seed) as gateway:
         thread = threading.Thread(target=gateway.serve, args=(done.is_set,))
@@ -146,12 +145,10 @@ class Reply:
 
     @property
     def message(self) -> str:
-        """Message of an error."""
         return str(self.body["error"]["message"])
 
     @property
     def code(self) -> str:
-        """Code of an error."""
         return str(self.body["error"]["code"])
 
 
@@ -168,7 +165,6 @@ def ask(
     retry: int = 0,
     method: str = "POST",
 ) -> Reply:
-    """One request on a connection of its own."""
     key = session if isinstance(session, str) else session.key
     headers = {"Authorization": f"Bearer {key}", "x-stainless-retry-count": str(retry)}
     connection = connect(gateway)
@@ -186,7 +182,6 @@ def ask(
 def chat(
     gateway: Gateway, session: Session | str, *messages: Mapping[str, Any], retry: int = 0, **fields: Any
 ) -> Reply:
-    """A chat completion."""
     body = {"model": "any", "messages": list(messages), **fields}
     return ask(gateway, session, "/v1/chat/completions", body, retry=retry)
 
@@ -251,7 +246,6 @@ def sampled(rollout: Rollout) -> list[tuple[tuple[int, ...], tuple[int, ...], tu
 
 
 def answered(made: Sequence[Rollout]) -> list[tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]]:
-    """Answers of an engine in the same form."""
     return sorted((each.prompt.token_ids, each.completion_ids, each.sampler_logprobs) for each in made)
 
 

@@ -63,7 +63,6 @@ else:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the processes whose command line or environment has a mark."""
     found = set[int]()
     for path in (path for name in ("cmdline", "environ") for path in Path("/proc").glob(f"[0-9]*/{name}")):
         with suppress(OSError):  # it has ended, or belongs to another user
@@ -79,7 +78,6 @@ def agent(code: str, **settings: Any) -> AgentConfig:
 
 
 def program(room: Path, code: str) -> Program:
-    """A Python program as an agent."""
     return Program(config=AgentConfig(command=("python", "-c", textwrap.dedent(code)), sandbox=False), room=room)
 
 

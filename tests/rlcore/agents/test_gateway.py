@@ -45,7 +45,6 @@ from tests.waiting import LONG, until
 
 
 def in_threads(*calls: Callable[[], Any]) -> list[Any]:
-    """The results of calls that run at the same time."""
     found: dict[int, Any] = {}
     threads = [
         threading.Thread(target=lambda i=i, call=call: found.update({i: call()})) for i, call in enumerate(calls)

@@ -32,7 +32,6 @@ FLAT = {"type": "function", **ADD["function"]}
 
 @contextmanager
 def client(tokenizer: ChatTokenizer, prompt: Prompt, *, retries: int = 2) -> Iterator[tuple[Any, Gateway, Session]]:
-    """A client, whose key opens an episode with two scripted turns."""
     own = with_template(tokenizer, HERMES)
     with running(scripted(own, prompt.prompt_id, TURNS), own) as gateway:
         session = gateway.open(prompt, place=0, sample=0)
@@ -211,7 +210,6 @@ print(KIND(tools=[add], model=model, verbosity_level=0).run("3+4"))
 
 
 def play(tokenizer: ChatTokenizer, prompt: Prompt, program: str, turns: Sequence[str], home: Path) -> Record:
-    """The record of an episode of a program, which must print the answer."""
     own = with_template(tokenizer, HERMES)
     with running(scripted(own, prompt.prompt_id, turns), own, LIMITS) as gateway:
         session = gateway.open(prompt, place=0, sample=0)

@@ -276,7 +276,6 @@ HOLE = "a hole"
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every subvalue."""
     yield path
     inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     for key, each in inner:
@@ -284,7 +283,6 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(body: Json, path: tuple[Any, ...], value: Any) -> Any:
-    """A body with another value in a place."""
     if not path:
         return value
     whole = copy.deepcopy(body)

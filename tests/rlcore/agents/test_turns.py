@@ -279,8 +279,6 @@ def test_any_sampled_text_sent_back_continues_its_answer(
 
 @pytest.fixture
 def count(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], Counter[str]]:
-    """Count the calls of a function of a module."""
-
     def watch(module: Any, name: str) -> Counter[str]:
         calls, function = Counter[str](), getattr(module, name)
 

@@ -165,7 +165,6 @@ def test_tokens_of_completion_share_advantage_and_masked_get_zero(function: Adva
 def gae_of(
     rewards: list[float], values: list[float], mask: list[bool], *, gamma: float = 1.0, lam: float = 0.95
 ) -> list[float]:
-    """GAE of one episode."""
     episodes = strategies.episodes(
         [sum(rewards)],
         mask=torch.tensor([mask]),

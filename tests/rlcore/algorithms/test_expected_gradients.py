@@ -75,7 +75,6 @@ def enumerated_episodes(
 
 
 def truth(policy: TablePolicy, rewards: Mapping[Tokens, float]) -> torch.Tensor:
-    """The gradient of minus the expected reward."""
     return torch.autograd.grad(-policy.expected_reward(rewards), policy.logits)[0]
 
 
@@ -86,7 +85,6 @@ def graded_rewards(policy: TablePolicy) -> dict[Tokens, float]:
 
 
 def binary_rewards(policy: TablePolicy) -> dict[Tokens, float]:
-    """Right or wrong."""
     return {one: float(sum(one) % 3 == 1) for one in policy.completions()}
 
 
@@ -182,7 +180,6 @@ class Ragged:
     fields: dict[str, torch.Tensor]
 
     def flat(self, name: str) -> torch.Tensor:
-        """The tokens of a field without padding, [N]."""
         return self.fields[name][self.tokens]
 
 

@@ -257,7 +257,6 @@ def categorical(seed: int) -> Categorical:
 
 
 def gradient_of(loss: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Gradient of a scalar with respect to the logits."""
     return torch.autograd.grad(loss, logits)[0]
 
 

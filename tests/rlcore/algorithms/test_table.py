@@ -84,12 +84,10 @@ def make_step(name: str, *, on_policy: bool, seed: int = 0) -> Step:
 
 
 def gradient(loss: torch.Tensor, step: Step) -> torch.Tensor:
-    """Gradient with respect to the logits."""
     return torch.autograd.grad(loss, step.logits, retain_graph=True)[0]
 
 
 def loss_under(name: str, inputs: LossInputs, coefficients: Coefficients = COEFFICIENTS) -> LossOutput:
-    """The loss under a row of the table."""
     return policy_loss(inputs, ALGORITHMS[name], coefficients)
 
 
@@ -216,7 +214,6 @@ VALUES: dict[str, Any] = {
 
 
 def row(name: str, **settings: Any) -> Algorithm:
-    """A row of the table with some constants set."""
     run = {"constant_length": 8}
     return with_objective(ALGORITHMS[name], ObjectiveConfig(**settings), name=name, run=run)
 
@@ -229,7 +226,6 @@ def loss_of(algorithm: Algorithm, *, ratio: float, advantage: float) -> float:
 
 
 def computed(algorithm: Algorithm) -> list[Any]:
-    """Return the results of a row's functions on tokens whose probability has moved either way."""
     log_ratio = torch.linspace(-3.0, 3.0, 241, dtype=torch.float64).repeat(2)
     advantages = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat_interleave(241)
     logprobs = torch.full((482,), 0.3, dtype=torch.float64).log()

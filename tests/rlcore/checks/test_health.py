@@ -244,7 +244,6 @@ def rows(*figures: Mapping[str, float]) -> list[dict[str, float]]:
 
 
 def findings(history: Rows, **settings: Any) -> dict[str, HealthFinding]:
-    """Every finding after the last row with its cause, by rule."""
     rl = strategies.rl_config("grpo", **{"sampling": SAMPLING, "learning_rate": 1.0} | settings)
     found = check_health(history, HealthConfig()).findings
     return {each.rule: explained(each, history, rl) for each in found}

@@ -67,7 +67,6 @@ def make_group(start: Path, config: RlConfig, notes: list[str], **placement: Any
 
 @pytest.fixture
 def opened(start: Path) -> Iterator[Any]:
-    """Opens groups, and closes them."""
     groups: list[DistributedLearner] = []
 
     def open_group(config: RlConfig | None = None, **placement: Any) -> DistributedLearner:

@@ -72,7 +72,6 @@ DPO = DpoConfig(
 
 
 def demonstrations(count: int, seed: int = 0) -> list[Demonstration]:
-    """Return demonstrations of different lengths, each with a masked token."""
     draws = torch.Generator().manual_seed(seed)
     found = []
     for number in range(count):
@@ -154,7 +153,6 @@ def test_a_lost_rank_ends_it_and_is_named(start: Path) -> None:
 
 
 def preferences(count: int) -> list[TokenPair]:
-    """Pairs of different lengths, two of each prompt, and a ranked list."""
     draws = torch.Generator().manual_seed(1)
 
     def tokens(length: int) -> tuple[int, ...]:

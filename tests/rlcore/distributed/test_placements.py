@@ -24,7 +24,6 @@ ADAPTER = LoraConfig(rank=3)
 
 
 def adapted_learner(**settings: Any) -> Learner:
-    """PPO with policy and critic as adapters on one base."""
     base = strategies.tiny_llama()
     policy = add_lora(base, ADAPTER, "policy", seed=0)
     critic = ScalarHeadModel.on_backbone(add_lora(base, ADAPTER, "critic", seed=0))

@@ -63,7 +63,6 @@ def small_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def limit(folder: Path, maximum: str, current: int, inactive_file: int = 0) -> None:
-    """Write the files of a container's limit."""
     (folder / "memory.max").write_text(f"{maximum}\n", encoding="ascii")
     (folder / "memory.current").write_text(f"{current}\n", encoding="ascii")
     (folder / "memory.stat").write_text(f"anon 7\ninactive_file {inactive_file}\n", encoding="ascii")
@@ -150,7 +149,6 @@ def test_kv_cache_by_hand() -> None:
 
 
 def learner_of(placement: str, rank: int) -> Learner:
-    """A GRPO learner, or PPO's with the critic somewhere."""
     policy: Any = strategies.tiny_llama()
     adapter = LoraConfig(rank=rank)
     if rank:
@@ -256,7 +254,6 @@ SHAPES: dict[str, Any] = {
 
 
 def made(name: str, *, gradient_checkpointing: bool = False, dtype: torch.dtype = torch.float32) -> Any:
-    """A model of a shape, ready to learn."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(SHAPES[name], attn_implementation=TREE_ATTENTION)
     set_compute_dtype(model, dtype)

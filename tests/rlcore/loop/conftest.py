@@ -63,7 +63,6 @@ class Tape:
 
 
 def right_answers(rollouts: Sequence[Rollout]) -> list[float | Sequence[float] | None]:
-    """1 for the text ``right``."""
     return [float(rollout.text == "right") for rollout in rollouts]
 
 
@@ -102,7 +101,6 @@ def make_components(start: Path, tmp_path: Path) -> MakeComponents:
 
 
 def weights(components: Components) -> torch.Tensor:
-    """A copy of all weights that learn, flat."""
     learner = components.learner.learner
     modules = [learner.policy, *([learner.critic] if learner.critic else [])]
     return torch.cat([p.detach().flatten() for module in modules for p in module.parameters()]).clone()

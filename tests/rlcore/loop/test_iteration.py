@@ -111,7 +111,6 @@ def test_datasets_are_mixed_by_weight_with_own_rewards(
 
 
 def nothing(rollouts: Sequence[Rollout]) -> list[float | Sequence[float] | None]:
-    """0 for whatever is written."""
     return [0.0 for _ in rollouts]
 
 
@@ -446,7 +445,6 @@ WITHOUT_SIGNAL = [
 
 
 def run_to_measure(name: str = "grpo") -> Any:
-    """Return the fields of a run that the measurement reads."""
     learner = make_learner(name, dtype=torch.float32)
     components = SimpleNamespace(
         learner=LocalLearner(learner),

@@ -54,7 +54,6 @@ PATHS: dict[str, dict[str, Any]] = {
 
 
 def without_costs(outcome: TrainResult) -> list[dict[str, float]]:
-    """The history without wall times and bytes."""
     return [
         {name: value for name, value in row.items() if "second" not in name and "memory" not in name}
         for row in outcome.history
@@ -147,13 +146,11 @@ EVERY = {"checkpoints": CheckpointConfig(every_iterations=1)}
 
 
 def optimizer_state(components: Components) -> list[torch.Tensor]:
-    """All numbers of the optimizers: moments and steps."""
     learning = [(each, key) for each in components.learner.learner.optimizers for key in parameters_of(each)]
     return [torch.as_tensor(value) for each, key in learning for _, value in sorted(each.state[key].items())]
 
 
 def is_same(one: Components, other: Components) -> bool:
-    """Return True if weights and optimizers agree in every bit."""
     pairs = zip(optimizer_state(one), optimizer_state(other), strict=True)
     return torch.equal(weights(one), weights(other)) and all(torch.equal(a, b) for a, b in pairs)
 
@@ -217,7 +214,6 @@ def lengths(rollouts: Sequence[Rollout]) -> list[float | Sequence[float] | None]
 
 
 def sampled_run(start: Path, folder: Path, config: Mapping[str, Any], **changes: Any) -> Components:
-    """Parts of a run that samples its own completions."""
     required = {"prompts_per_iteration": 2, "num_iterations": 3, "sampling": SamplingConfig(max_new_tokens=6)}
     kl = {"kl": KlConfig(coefficient=0.1, target=0.5, horizon=20)}
     prompts = chat_prompts(ChatTokenizer.load(start), QUESTIONS)
@@ -253,7 +249,6 @@ def test_observers_change_no_bit(start: Path, tmp_path: Path) -> None:
 
 
 def without_evaluation(outcome: TrainResult) -> list[dict[str, float]]:
-    """The history without costs and evaluations."""
     return [{key: value for key, value in row.items() if "eval/" not in key} for row in without_costs(outcome)]
 
 

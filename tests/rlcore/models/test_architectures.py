@@ -75,7 +75,6 @@ def sequences() -> list[TokenSequence]:
 
 
 def one_by_one(model: PreTrainedModel, sequence: TokenSequence) -> torch.Tensor:
-    """Log-probabilities [T] from a plain forward pass with the model's own logits."""
     ids = torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]])
     count = len(sequence.completion_ids)
     logits = model(ids, use_cache=False).logits[0, -count - 1 : -1]
@@ -90,7 +89,6 @@ def eager(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def gradient(logprobs: list[torch.Tensor], model: PreTrainedModel) -> torch.Tensor:
-    """Return the gradient of a weighted sum, flat."""
     loss = sum((torch.linspace(0.3, 1.0, len(each)) * each).sum() for each in logprobs)
     assert isinstance(loss, torch.Tensor)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -101,7 +99,6 @@ def gradient(logprobs: list[torch.Tensor], model: PreTrainedModel) -> torch.Tens
 
 
 def packed(model: PreTrainedModel) -> list[torch.Tensor]:
-    """Log-probabilities of all completions from micro-batches of several rows."""
     results: dict[int, torch.Tensor] = {}
     for batch in pack_for(model, sequences(), tokens_per_microbatch=64):
         logprobs, _ = completion_logprobs(model, batch)

@@ -44,7 +44,6 @@ ROWS = torch.tensor([[0, 0, 1, 2, 2, 3, 3, 3, -1], [0, 1, 1, 1, 1, -1, -1, -1, -
 
 
 def gradients(loss: torch.Tensor, model: PreTrainedModel) -> torch.Tensor:
-    """The gradient with respect to all parameters, flat."""
     parts = torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad], retain_graph=True)
     return torch.cat([part.flatten() for part in parts])
 
@@ -55,7 +54,6 @@ def weighted_sum(logprobs: torch.Tensor, number: int) -> torch.Tensor:
 
 
 def packed_logprobs(model: PreTrainedModel, sequences: list[TokenSequence], budget: int) -> list[torch.Tensor]:
-    """Log-probabilities of each sequence, from packed micro-batches."""
     found: dict[int, torch.Tensor] = {}
     for batch in pack(sequences, tokens_per_microbatch=budget):
         logprobs, _ = completion_logprobs(model, batch, temperature=0.8)
@@ -69,7 +67,6 @@ def packed_loss(model: PreTrainedModel, sequences: list[TokenSequence], budget: 
 
 
 def tree_llama(dtype: torch.dtype = torch.float32, **shape: object) -> PreTrainedModel:
-    """The tiny model, as it is loaded for training."""
     model = strategies.tiny_llama(dtype=dtype, **shape)
     model.set_attn_implementation(TREE_ATTENTION)
     return model

@@ -47,7 +47,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def damaged(checkpoint: Path, tmp_path: Path) -> Path:
-    """A copy of the checkpoint for a test to damage."""
     return Path(shutil.copytree(checkpoint, tmp_path / "damaged"))
 
 
@@ -254,8 +253,6 @@ def test_unsupported_model_is_refused_at_import(model_type: str, reason: str, da
 
 
 def weights(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> Callable[[Path], None]:
-    """A change of the stored tensors."""
-
     def damage(folder: Path) -> None:
         path = folder / "model.safetensors"
         tensors = change(load_file(path))

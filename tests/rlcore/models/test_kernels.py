@@ -30,7 +30,6 @@ NUM_TOKENS, HIDDEN, VOCABULARY = 13, 6, 17
 
 
 def problem(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Hidden states and head (both with gradient), and targets."""
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(NUM_TOKENS, HIDDEN, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     head = torch.randn(VOCABULARY, HIDDEN, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
@@ -400,7 +399,6 @@ def decoded_tokens(dtype: torch.dtype, temperature: float) -> tuple[list[TokenSe
 
 
 def trained(model: PreTrainedModel, sequences: list[TokenSequence], temperature: float) -> torch.Tensor:
-    """Return the trainer's log-probabilities of the same tokens, [S, T]."""
     found = torch.zeros(len(sequences), NUM_DECODED)
     for batch in pack(sequences, tokens_per_microbatch=512):
         logprobs, _ = completion_logprobs(model, batch, temperature=temperature)

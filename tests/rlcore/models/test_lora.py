@@ -26,12 +26,10 @@ SEQUENCES = strategies.random_sequences(0)
 
 
 def logprobs(model: LlamaForCausalLM | AdaptedModel) -> torch.Tensor:
-    """Return the log-probabilities of all tokens, without gradient."""
     return torch.cat(score_sequences(model, SEQUENCES, tokens_per_microbatch=100))
 
 
 def loss_of(model: LlamaForCausalLM | AdaptedModel) -> torch.Tensor:
-    """A sum of log-probabilities, with gradient."""
     (batch,) = pack(SEQUENCES, tokens_per_microbatch=1000)
     return completion_logprobs(model, batch)[0].sum()
 
@@ -162,7 +160,6 @@ def test_adapter_on_half_precision_base_is_float32() -> None:
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Path:
-    """A base checkpoint, as the stages load it."""
     strategies.tiny_llama().save_pretrained(tmp_path / "base")
     return tmp_path / "base"
 

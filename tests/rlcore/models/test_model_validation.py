@@ -39,8 +39,6 @@ def damaged(checkpoint: Path, tmp_path: Path) -> Path:
 
 
 def configure(**values: Any) -> Callable[[Path], None]:
-    """A change of config.json."""
-
     def change(folder: Path) -> None:
         path = folder / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | values))
@@ -71,7 +69,6 @@ def link(name: str, target: str) -> Callable[[Path], None]:
 
 
 def many_tensors(folder: Path) -> None:
-    """Weights of very many tensors of one byte."""
     count = 200_000
     header = {f"t{i}": {"dtype": "U8", "shape": [1], "data_offsets": [i, i + 1]} for i in range(count)}
     text = json.dumps(header).encode()
@@ -79,8 +76,6 @@ def many_tensors(folder: Path) -> None:
 
 
 def tokenize(**values: Any) -> Callable[[Path], None]:
-    """A change of tokenizer.json."""
-
     def change(folder: Path) -> None:
         path = folder / "tokenizer.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | values))

@@ -139,7 +139,6 @@ def test_saved_model_round_trip(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def precisions_of(folder: Path) -> set[torch.dtype]:
-    """The precisions of all weights in a folder."""
     return {tensor.dtype for path in folder.glob("*.safetensors") for tensor in load_file(path).values()}
 
 

@@ -28,7 +28,6 @@ from tests.learners import weights_of
 
 
 def random_head(seed: int = 0) -> ScalarHeadModel:
-    """A reward model on a tiny backbone."""
     return ScalarHeadModel.with_random_head(strategies.tiny_llama(), torch.Generator().manual_seed(seed))
 
 
@@ -125,7 +124,6 @@ BUDGET = {"tokens_per_microbatch": 64}
 
 
 def members(count: int, layers: int) -> list[ScalarHeadModel]:
-    """Members whose last layers and heads differ."""
     first = ScalarHeadModel.with_random_head(strategies.tiny_llama(), torch.Generator().manual_seed(0))
     first.train_last_layers(layers)
     made = [first, *(share_frozen(first) for _ in range(1, count))]

@@ -307,7 +307,6 @@ def make(architecture: Architecture) -> PreTrainedModel:
 
 
 def table() -> str:
-    """Return the table of docs/models.md: a row for all architectures with the same cells."""
     adapters = {"yes": "all linear layers", "part": "without experts and inner mixers", "no": "refused"}
     rows: dict[tuple[str, str, str], list[str]] = {}
     for each in ARCHITECTURES:

@@ -74,7 +74,6 @@ def connected(port: int, sent: bytes, key: str = "") -> socket.socket:
 
 
 def exchange(port: int, sent: bytes, key: str) -> tuple[int, Mapping[str, str], bytes]:
-    """Status, headers and body of the reply."""
     with connected(port, sent, key) as connection, http.client.HTTPResponse(connection) as reply:
         reply.begin()
         return reply.status, {name.lower(): value for name, value in reply.getheaders()}, reply.read()

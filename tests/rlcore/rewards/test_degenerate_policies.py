@@ -80,7 +80,6 @@ def documented() -> dict[str, dict[str, float]]:
 def earned(
     columns: Mapping[str, tuple[RewardTerm, str, str]], make_rollout: Callable[..., Rollout]
 ) -> dict[str, dict[str, float | None]]:
-    """Return each policy's value by each reward; None if it is unscored."""
     table: dict[str, dict[str, float | None]] = {name: {} for name in POLICIES}
     for column, (term, asked, reference) in columns.items():
         rollouts = [make_rollout(write(asked), reference, num_tokens=8) for write in POLICIES.values()]

@@ -34,14 +34,11 @@ def pool() -> Iterator[GraderPool]:
 
 
 def processes(pool: GraderPool) -> list[int]:
-    """The pids of the pool's workers and of their parent."""
     workers = [worker.pid for worker in pool._workers]
     return [*workers, psutil.Process(workers[0]).ppid()]
 
 
 def until_busy(pids: list[int]) -> None:
-    """Return when each process computes."""
-
     def used(pid: int) -> float:
         return float(psutil.Process(pid).cpu_times().user)
 

@@ -127,7 +127,6 @@ def test_every_scorer_that_evaluates_answers_or_rows_has_a_list_of_allowed_token
 
 
 def with_field(entry: dict[str, object], path: str, value: object) -> dict[str, object]:
-    """The entry with another value at a path."""
     first, _, rest = path.partition(".")
     inner = entry[first]
     return {**entry, first: with_field(inner, rest, value) if rest and isinstance(inner, dict) else value}

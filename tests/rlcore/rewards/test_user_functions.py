@@ -324,7 +324,6 @@ def test_a_call_that_hangs_times_out_and_leaves_no_process(made: Make, two_rollo
 
 
 def numbers(path: Path) -> list[int]:
-    """Those in a file, none before it is written."""
     return [int(number) for number in path.read_text().split()] if path.exists() else []
 
 

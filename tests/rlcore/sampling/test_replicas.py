@@ -125,7 +125,6 @@ def test_weights_reach_every_engine_and_a_deaf_one_is_found_wherever_it_stands(
 
 
 def components_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: list[Prompt]) -> Any:
-    """Return the components that a sync reads, before the first update."""
     config = strategies.rl_config(sampling=SamplingConfig(max_new_tokens=6))
     learner = Learner(model, None, algorithm=ALGORITHMS["grpo"], config=config)
     return SimpleNamespace(
@@ -139,13 +138,11 @@ def components_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: li
 
 
 def load(components: Any) -> None:
-    """Send the learner's weights to the engines."""
     learner = components.learner
     components.engine.load_weights(learner.weights(), policy_version=learner.policy_version)
 
 
 def learn(components: Any) -> None:
-    """The learner takes a step."""
     with torch.no_grad():
         for parameter in components.learner.learner.policy.parameters():
             parameter += 0.02

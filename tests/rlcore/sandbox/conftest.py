@@ -16,7 +16,6 @@ from tests.waiting import LONG
 
 @cache
 def missing_isolation() -> str:
-    """Return the reason why programs cannot be isolated here, or an empty text."""
     if shutil.which("bwrap") is None:
         return "bubblewrap is not installed and could not be (see `infra/install_programs.sh`)"
     try:
@@ -28,7 +27,6 @@ def missing_isolation() -> str:
 
 
 def require_bubblewrap() -> None:
-    """Skip a test where there is no isolation."""
     if missing_isolation():
         pytest.skip(missing_isolation())
 

@@ -281,7 +281,6 @@ def test_without_bubblewrap_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that the uid of a supervisor may enter."""
     with tempfile.TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         yield Path(name)

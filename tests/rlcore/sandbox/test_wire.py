@@ -326,7 +326,6 @@ def documented() -> dict[str, str]:
 
 
 def decided(words: str) -> bool:
-    """Return True if the page says that such a program runs."""
     (decision,) = [said for program, said in documented().items() if program.startswith(words)]
     assert decision.startswith(("runs", "wrong"))
     return decision.startswith("runs")

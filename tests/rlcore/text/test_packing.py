@@ -169,7 +169,6 @@ def test_oversized_prompt_is_split_over_ranks() -> None:
 
 
 def tokens_of(sequences: Sequence[TokenSequence]) -> int:
-    """Completions, and each prompt once."""
     prompts = {sequence.prompt_ids for sequence in sequences}
     return sum(len(sequence.completion_ids) for sequence in sequences) + sum(map(len, prompts))
 

@@ -65,7 +65,6 @@ def test_no_checkpoint_loads_nothing(tmp_path: Path) -> None:
 
 
 def save_steps(root: Path, *steps: int, keep: int = 9) -> Learner:
-    """Checkpoints of one learner under several steps; the run state tells them apart."""
     learner = make_learner()
     for step in steps:
         save_checkpoint(root, step, learner, run_state={"identity": IDENTITY, "iteration": step}, keep=keep)
@@ -73,7 +72,6 @@ def save_steps(root: Path, *steps: int, keep: int = 9) -> Learner:
 
 
 def names(root: Path) -> list[str]:
-    """Return the names in a folder."""
     return sorted(path.name for path in root.iterdir())
 
 
@@ -86,7 +84,6 @@ def flip_a_bit(folder: Path) -> None:
 
 
 def drop_entry(folder: Path, name: str, *, file: bool = False) -> None:
-    """Take an entry out of the manifest, and the file with it."""
     manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     del manifest[name]
     (folder / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
@@ -331,7 +328,6 @@ def test_snapshot_size_equals_files(tmp_path: Path) -> None:
 
 
 def written(path: Path, *lines: str) -> AppendOnlyFile:
-    """A file with these lines, which are on the disk."""
     file = AppendOnlyFile(path)
     for line in lines:
         file.add(line)
@@ -475,12 +471,10 @@ def run_of(learner: Learner) -> str:
 
 
 def forget_policy(learner: Learner) -> None:
-    """Weights of a fresh policy."""
     learner.policy.load_state_dict(stateful_learner(run_of(learner)).policy.state_dict())
 
 
 def forget_critic(learner: Learner) -> None:
-    """Weights of a fresh critic."""
     fresh = stateful_learner(run_of(learner)).value_module
     assert learner.value_module is not None
     assert fresh is not None
@@ -488,18 +482,15 @@ def forget_critic(learner: Learner) -> None:
 
 
 def forget_beta(learner: Learner) -> None:
-    """The KL coefficient as configured."""
     kl = learner.config.kl
     learner.kl = KlController(coefficient=kl.coefficient, target=kl.target, horizon=kl.horizon)
 
 
 def forget_penalty(learner: Learner) -> None:
-    """The coefficient of the penalty as in the table."""
     learner.penalty = learner.algorithm.penalty
 
 
 def forget_version(learner: Learner) -> None:
-    """A policy that was never updated."""
     learner.policy_version = 0
 
 

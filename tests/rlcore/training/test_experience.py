@@ -43,12 +43,10 @@ def build(groups: Sequence[Sequence[ScoredRollout]], algorithm: str = "grpo", **
 
 
 def group_of(*values: float | None, **fields: Any) -> list[ScoredRollout]:
-    """Completions of one prompt with the given scores."""
     return [strategies.scored_rollout(value, **fields) for value in values]
 
 
 def first_advantages(experience: Experience) -> list[float]:
-    """The advantage of each sample's first token."""
     return [float(sample.advantages[0]) for sample in experience.samples]
 
 
@@ -114,7 +112,6 @@ def test_eos_is_an_action_whatever_its_id() -> None:
 
 
 def truncated_group() -> list[ScoredRollout]:
-    """Two completions that ended and one that was cut by the limit."""
     return [*group_of(1.0, 0.0), *group_of(0.8, finish_reason="length")]
 
 
@@ -164,7 +161,6 @@ TWO_TURNS = {"completion_ids": (3, 4, 5, 6, 2), "loss_mask": (True, True, False,
 
 
 def with_turns(value: float, *turn_rewards: float, **fields: Any) -> ScoredRollout:
-    """A rollout of two turns, with what was earned in each."""
     item = strategies.scored_rollout(value, **(TWO_TURNS | fields))
     return dataclasses.replace(item, score=dataclasses.replace(item.score, turn_rewards=turn_rewards))
 
@@ -190,7 +186,6 @@ def test_wrong_number_of_turn_rewards_is_refused() -> None:
 
 
 def mixed_group() -> list[ScoredRollout]:
-    """Three completions of different lengths, one with tool output in the middle."""
     return [
         strategies.scored_rollout(1.0, completion_ids=(3, 4, 5, 6), loss_mask=(True, False, True, True)),
         strategies.scored_rollout(0.5, completion_ids=(7, 2)),

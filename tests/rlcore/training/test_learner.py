@@ -33,7 +33,6 @@ EVERY_ROW = pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def reference_tokens(
     policy: LlamaForCausalLM, samples: Sequence[TrainingSample], *, temperature: float = 1.0, on_policy: bool
 ) -> list[list[losses.Token]]:
-    """The samples as the reference's tokens, each sequence from a forward pass of its own."""
     sequences = []
     for sample in samples:
         sequence = TokenSequence(prompt_ids=sample.prompt_ids, completion_ids=sample.completion_ids)
@@ -177,7 +176,6 @@ def test_masked_completion_equals_missing_completion() -> None:
 
 
 def with_silent_group(seed: int) -> list[TrainingSample]:
-    """Samples whose second group has no signal."""
     samples = strategies.random_samples(seed)
     silent = [dataclasses.replace(sample, advantages=torch.zeros_like(sample.advantages)) for sample in samples[3:6]]
     return [*samples[:3], *silent, *samples[6:]]
@@ -241,7 +239,6 @@ SCORES = ((0.0, 1.0, None, 0.25), (1.0, 1.0, 1.0, 1.0))  # None: the grader fail
 
 
 def scored_groups(policy: Any) -> list[list[ScoredRollout]]:
-    """Two groups with tool output and an engine that is off by up to 0.4; the second completion of each was cut."""
     groups = []
     for group, scores in zip(strategies.random_groups(policy, 3, num_prompts=2, group_size=4), SCORES, strict=True):
         items = []
@@ -261,7 +258,6 @@ def scored_groups(policy: Any) -> list[list[ScoredRollout]]:
 def completion(
     learner: Learner, rollout: Rollout, reward: float, group: int, *, corrected: bool, with_reference: bool
 ) -> iteration.Completion:
-    """A rollout as the loops have it, from forward passes of its own."""
     sequence = TokenSequence(prompt_ids=rollout.prompt.token_ids, completion_ids=rollout.completion_ids)
     logprobs = one_at_a_time(learner.policy, sequence)
     refs = one_at_a_time(REFERENCE, sequence).tolist() if with_reference else logprobs.tolist()
@@ -308,7 +304,6 @@ def with_kl_paid(batch: Sequence[iteration.Completion]) -> list[iteration.Comple
 
 
 def gradient_of_ours(learner: Learner, truncated: str) -> torch.Tensor:
-    """Return the gradient in the optimizers after experience and update."""
     kl = learner.config.kl
     models = (learner.policy, REFERENCE if kl.coefficient > 0.0 else None, learner.critic)
     settings: dict[str, Any] = {"kl": kl, "kl_coefficient": kl.coefficient, "truncated": truncated}

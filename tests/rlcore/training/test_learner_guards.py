@@ -157,7 +157,6 @@ def test_last_iteration_skips_no_step() -> None:
 
 
 def count_steps(learner: Learner, samples: Sequence[TrainingSample]) -> tuple[int, dict[str, float]]:
-    """The number of the policy's optimizer steps in an update, and its metrics."""
     steps: list[None] = []
     hook = learner.optimizer.register_step_post_hook(lambda *_: steps.append(None))
     stats = learner.update(samples, seed=0)
@@ -373,7 +372,6 @@ CORRECTED = RolloutCorrectionConfig(mode="truncate")
 
 
 def silenced(samples: Sequence[TrainingSample], *, prompts: set[tuple[int, ...]] | None = None) -> list[TrainingSample]:
-    """The samples, those of some prompts (or all) without advantages."""
     return [
         dataclasses.replace(sample, advantages=torch.zeros_like(sample.advantages))
         if prompts is None or sample.prompt_ids in prompts
@@ -383,7 +381,6 @@ def silenced(samples: Sequence[TrainingSample], *, prompts: set[tuple[int, ...]]
 
 
 def warming_up(make: Any, **settings: Any) -> Learner:
-    """A learner whose critic alone learns in the first iteration."""
     learner: Learner = make(critic=CriticConfig(warmup_iterations=1, **settings))
     return learner
 

@@ -59,7 +59,6 @@ def test_non_finite_number_is_named(field: str, number: float) -> None:
 
 
 def micro_output(num_tokens: int, loss: float = 0.0, **sums: float) -> LossOutput:
-    """The outcome of one micro-batch."""
     named = {"kl/old": 0.0, "clip/low": 0.0, "clip/high": 0.0, "mismatch/weight": 1.0, "mismatch/weight_squared": 1.0}
     named |= {name.replace("__", "/"): value for name, value in sums.items()}
     return LossOutput(

@@ -145,7 +145,6 @@ POLICY_RATE, CRITIC_RATE = 1e-3, 1e-2
 
 
 def planned_learner(name: str = "grpo", *, optim: OptimConfig = LINEAR, **settings: Any) -> Learner:
-    """Three iterations of two epochs of two minibatches, with a linear schedule to 0."""
     update = {"num_epochs": EPOCHS, "num_minibatches": MINIBATCHES, "optim": optim} | settings.pop("update", {})
     return learners.make_learner(
         name,
@@ -158,7 +157,6 @@ def planned_learner(name: str = "grpo", *, optim: OptimConfig = LINEAR, **settin
 
 
 def silenced(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    """The same samples without advantages."""
     return [dataclasses.replace(sample, advantages=torch.zeros_like(sample.advantages)) for sample in samples]
 
 
@@ -174,7 +172,6 @@ def record_steps(optimizer: torch.optim.Optimizer, rate: float) -> list[int]:
 
 
 def run_updates(learner: Learner, iterations: Sequence[Sequence[TrainingSample]]) -> dict[str, float]:
-    """Every iteration's update; the metrics of the last."""
     return [dict(learner.update(samples, seed=seed).metrics) for seed, samples in enumerate(iterations)][-1]
 
 

@@ -35,7 +35,6 @@ def model_in(dtype: torch.dtype) -> LlamaForCausalLM:
 
 
 def sequences(count: int) -> list[TokenSequence]:
-    """Random prompts with a completion each."""
     return [strategies.random_sequences(seed, num_prompts=1, group_size=1)[0] for seed in range(count)]
 
 
@@ -179,7 +178,6 @@ CLEAN_RUN = [True] * GROWTH_INTERVAL
 
 
 def scale_after(scale: LossScale, *steps: bool) -> LossScale:
-    """The scale after steps that were clean (True) or overflowed."""
     for is_clean in steps:
         scale = scale.after_step() if is_clean else scale.after_overflow()
     return scale

@@ -79,7 +79,6 @@ def pair(
     set_id: str = "",
     **labels: float,
 ) -> TokenPair:
-    """A preference pair, a set of its own unless said otherwise."""
     name = set_id or f"{prompt}{chosen}{rejected}"
     return TokenPair(set_id=name, prompt_ids=prompt, chosen_ids=chosen, rejected_ids=rejected, **labels)
 
@@ -96,20 +95,17 @@ def rule_pairs(count: int, seed: int) -> list[TokenPair]:
 
 
 def reward_config(**settings: Any) -> RewardModelConfig:
-    """One epoch with brisk learning rates."""
     brisk = {"num_epochs": 1, "batch_size": 16, "learning_rate": 3e-3, "head_learning_rate": 3e-2}
     return RewardModelConfig(**(brisk | settings))
 
 
 def reward_model_of(dtype: torch.dtype = torch.float32) -> ScalarHeadModel:
-    """A fresh reward model."""
     return ScalarHeadModel.with_random_head(strategies.tiny_llama(dtype=dtype), torch.Generator().manual_seed(0)).to(
         dtype
     )
 
 
 def train_rewards(reward_model: ScalarHeadModel, pairs: list[TokenPair], **settings: Any) -> list[Mapping[str, float]]:
-    """The reports of each step."""
     reports: list[Mapping[str, float]] = []
     train_reward_model(
         reward_model, pairs, reward_config(**settings), seed=0, report=lambda _, metrics: reports.append(metrics)
@@ -118,7 +114,6 @@ def train_rewards(reward_model: ScalarHeadModel, pairs: list[TokenPair], **setti
 
 
 def accuracy(reward_model: ScalarHeadModel, pairs: list[TokenPair]) -> float:
-    """The share of pairs whose chosen side scores higher."""
     scores = score_rewards(reward_model, [side for each in pairs for side in each.sides], tokens_per_microbatch=512)
     return float((scores[0::2] > scores[1::2]).float().mean())
 
@@ -221,14 +216,12 @@ END = 2
 
 
 def dpo_config(**settings: Any) -> DpoConfig:
-    """One epoch with a brisk learning rate."""
     return DpoConfig(**({"num_epochs": 1, "batch_size": 16, "learning_rate": 3e-3, "beta": 0.5} | settings))
 
 
 def train_dpo(
     model: Any, pairs: list[TokenPair], held_out: list[TokenPair] | None = None, **settings: Any
 ) -> tuple[list[Mapping[str, float]], torch.Tensor]:
-    """The reports of each step, and the held-out margins at the end."""
     reports: list[Mapping[str, float]] = []
     held_out = pairs[:2] if held_out is None else held_out
 

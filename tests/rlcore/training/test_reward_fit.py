@@ -62,7 +62,6 @@ def pairs_with_length(count: int, seed: int, *, share_longer: float, noise: floa
 
 
 def config(**settings: Any) -> RewardModelConfig:
-    """One brisk epoch of a whole tiny backbone, without an audit."""
     brisk = {
         "num_epochs": 2,
         "batch_size": 16,
@@ -74,14 +73,12 @@ def config(**settings: Any) -> RewardModelConfig:
 
 
 def fit(pairs: list[TokenPair], base: Any = None, **settings: Any) -> tuple[tuple[ScalarHeadModel, ...], Fitted]:
-    """Fitted members, from a fresh backbone where none is given."""
     wanted = config(**settings)
     learner = RewardLearner(reward_members(base or strategies.tiny_llama(), wanted, seed=0), wanted)
     return learner.members, fit_reward_model(learner, pairs, wanted, seed=0, report=lambda step, metrics: None)
 
 
 def rewards_of(members: tuple[ScalarHeadModel, ...], scales: RewardScales, pairs: list[TokenPair]) -> torch.Tensor:
-    """Rewards of the sides of pairs, [M, P, 2]."""
     model = RewardModel(members=members, scales=scales)
     return model.rewards([side for pair in pairs for side in pair.sides], tokens_per_microbatch=2048).unflatten(
         1, (-1, 2)

@@ -36,12 +36,10 @@ def whole(sequences: Sequence[TokenSequence]) -> list[Demonstration]:
 
 
 def config(**settings: Any) -> SftConfig:
-    """Sixty brisk steps."""
     return SftConfig(**({"num_steps": 60, "batch_size": 16, "learning_rate": 1e-2} | settings))
 
 
 def train(model: LlamaForCausalLM, shown: list[Demonstration], **settings: Any) -> list[Mapping[str, float]]:
-    """The reports of each step; the held-out set is another draw of the rule."""
     reports: list[Mapping[str, float]] = []
     wanted = config(**settings)
     run_sft_steps(
@@ -67,7 +65,6 @@ def test_sft_learns_a_rule() -> None:
 
 
 def gradient_of_step(shown: list[Demonstration], **settings: Any) -> torch.Tensor:
-    """The gradient of one step over all demonstrations; float64."""
     gradients: list[torch.Tensor] = []
 
     def remember(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -81,7 +78,6 @@ def gradient_of_step(shown: list[Demonstration], **settings: Any) -> torch.Tenso
 
 
 def gradient_of(loss: torch.Tensor, model: LlamaForCausalLM) -> torch.Tensor:
-    """The gradient in the order of the optimizer's groups."""
     parameters = list(model.parameters())
     ordered = [p for p in parameters if p.ndim >= 2] + [p for p in parameters if p.ndim < 2]
     return torch.cat([part.flatten() for part in torch.autograd.grad(loss, ordered)])

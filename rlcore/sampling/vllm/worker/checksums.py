@@ -1,8 +1,8 @@
 """Checksums of weights, which compare models across memory layouts.
 
-An engine fuses, packs and pads tensors, but has the same numbers as the checkpoint. The bits of each element are mixed
-to 64 pseudo-random bits (zero stays zero), which are summed. Order and zero padding do not matter, and one changed bit
-changes the sum. Exchanged elements are not detected here, but by the comparison of log-probabilities.
+An engine fuses, packs and pads a checkpoint's numbers. The bits of each are mixed to 64 pseudo-random bits (zero stays
+zero), which are summed: order and zero padding do not matter, one changed bit does. Exchanged elements are detected by
+the comparison of log-probabilities instead.
 
 On a CPU vLLM keeps a packed copy of a matrix and drops the original. The copy is read by multiplying it with unit
 vectors, which is exact. A seed draws a few columns, the same on both sides.
@@ -75,7 +75,7 @@ def state_checksums(
 def engine_checksums(model: torch.nn.Module, *, dtype: torch.dtype, seed: int) -> dict[str, Any]:
     """Return the checksums of a vLLM model by part. ``by_columns`` is True if matrices are packed.
 
-    A packed tied head has its own copy and is read separately. Adapters have separate parts.
+    A packed tied head is a copy, and read separately.
     """
     by_columns = any(hasattr(module, "cpu_linear") for module in model.modules())
     sums: dict[str, int] = {}
@@ -109,7 +109,7 @@ def _chosen(tensor: torch.Tensor, seed: int) -> torch.Tensor:
 
 
 def _multiplied(module: Any, dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Return the columns of a packed matrix by multiplication: [columns, outputs]."""
+    """Return columns of a packed matrix by multiplication: [columns, outputs]."""
     width = int(module.input_size_per_partition)
     chosen = columns(width, seed)
     units = torch.zeros(len(chosen), width, dtype=dtype)

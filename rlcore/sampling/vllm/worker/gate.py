@@ -1,7 +1,7 @@
 """Access control of a server: requests without the trainer's token get status 401, on every route.
 
-The weight routes can do more than load weights, and any page in a browser on this machine can send requests to a local
-port. vLLM's own key protects only the routes below ``/v1``.
+The weight routes can do more than load weights, and any page in a local browser can send requests. vLLM's own key
+protects only the routes below ``/v1``.
 """
 
 from __future__ import annotations

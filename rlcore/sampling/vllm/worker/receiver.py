@@ -1,7 +1,7 @@
 """Worker extension of vLLM (``--worker-extension-cls``) that receives new weights from the trainer.
 
-Importing this module adds two transports to vLLM's weight-transfer API, which has none for a machine without a GPU:
-``shared_memory``, which sends only a file name, and ``gloo``.
+Importing it adds transports without a GPU to vLLM's weight-transfer API: ``shared_memory``, which sends only a file
+name, and ``gloo``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ from .gloo import broadcast, join_group, join_store, own_address
 
 
 class SafetensorsReader(Mapping[str, torch.Tensor]):
-    """Tensors of a safetensors file, or of a folder of such files, each read on access.
-
-    Workers of several servers read the same file concurrently, without copies.
-    """
+    """Tensors of a safetensors file, or of a folder of such files, each read on access."""
 
     def __init__(self, path: str) -> None:
         """Open the files.
@@ -56,8 +53,8 @@ def chosen(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, t
 def repack_head(model: Any) -> None:
     """Repack an output head that is tied to the embedding.
 
-    On a CPU the head uses a packed copy, which a reload of the embedding does not update. The log-probabilities would
-    come from mixed weights without any error.
+    On a CPU the head uses a packed copy, which a reload of the embedding does not update. Log-probabilities would
+    silently come from mixed weights.
     """
     head = getattr(model, "lm_head", None)
     if hasattr(head, "cpu_linear"):
@@ -75,8 +72,8 @@ class WeightReceiver:
     def receive_weights(self, path: str) -> dict[str, int]:
         """Serve the weights of ``path``, a safetensors file or a folder of such files.
 
-        No request may run. vLLM's layerwise reload restores the layout of a checkpoint, loads it, and repacks it for
-        its kernels. ``load_weights`` alone fails on a CPU, where the weights are packed.
+        No request may run. vLLM's layerwise reload repacks for its kernels; ``load_weights`` alone fails on a CPU,
+        where weights are packed.
 
         Returns:
             ``tensors``: the number of tensors.
@@ -128,7 +125,7 @@ class GlooUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
 
 
 class _Reloading(WeightTransferEngine):  # type: ignore[misc]  # as above
-    """Loader of received weights by vLLM's layerwise reload, which repacks a tied head afterwards."""
+    """Loader by vLLM's layerwise reload, which repacks a tied head afterwards."""
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -149,7 +146,7 @@ class _Reloading(WeightTransferEngine):  # type: ignore[misc]  # as above
 
 
 class SharedMemoryTransfer(_Reloading):
-    """Reader of a file that the trainer wrote, preferably in memory. Every worker takes its part."""
+    """Reader of the trainer's file, of which every worker takes its part."""
 
     init_info_cls = SharedMemoryInit
     update_info_cls = SharedMemoryUpdate
@@ -168,7 +165,7 @@ class SharedMemoryTransfer(_Reloading):
 
 
 class GlooTransfer(_Reloading):
-    """Receiver of one tensor after the other over TCP. It needs no shared file, only memory for one tensor."""
+    """Receiver of one tensor after the other over TCP."""
 
     init_info_cls = GlooInit
     update_info_cls = GlooUpdate

@@ -52,7 +52,6 @@ def vowels(rollouts: Sequence[Rollout]) -> list[Any]:
 
 
 def drawn_components(make: MakeComponents, **changes: Any) -> Components:
-    """Parts whose completions are drawn by the native engine, and not a script's."""
     components = make(config={"num_iterations": 12, "checkpoints": CheckpointConfig(every_iterations=1000)}, **changes)
     engine = components.engine._scorer
     return dataclasses.replace(components, engine=engine, sampler=engine, reward=function_reward(vowels))

@@ -117,7 +117,6 @@ def test_the_bound_is_four_times_the_noise_within_what_the_precision_allows() ->
 
 
 def figures(**changes: float) -> LogprobAgreement:
-    """Return plausible figures of a correct engine in bfloat16."""
     found = {"max_abs": 0.1, "mean_odds": 0.02, "high_odds": 0.06, "temperature": 1.0, "temperature_error": 0.002}
     return LogprobAgreement(num_tokens=100, **({"entropy": 1.0} | found | changes))
 

@@ -33,7 +33,6 @@ from tests import strategies
 
 
 def reward_canary(reward: RewardFn, prompts: Sequence[Prompt], *, prefill: str = "") -> None:
-    """Check the probes of all prompts."""
     check_probes(reward, [probe for each in prompts for probe in reward_probes(each, prefill=prefill)])
 
 
@@ -228,7 +227,6 @@ def mixed(*rewards: RewardFn) -> WeightedReward:
 
 
 def samples(count: int = 4) -> list[Rollout]:
-    """Completions of different lengths."""
     made = strategies.scored_rollout(1.0, completion_ids=(3,)).rollout
     return [
         replace(made, completion_ids=(3,) * n, loss_mask=(True,) * n, sampler_logprobs=(-1.0,) * n, text="word " * n)

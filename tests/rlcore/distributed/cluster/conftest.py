@@ -12,6 +12,5 @@ __all__ = ["make_components", "start"]  # fixtures
 
 @pytest.fixture
 def ray(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    """Stand-in for ``import ray``."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return FakeRay().install(monkeypatch)

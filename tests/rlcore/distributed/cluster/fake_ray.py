@@ -97,7 +97,6 @@ class FakeRay(ModuleType):
         self.util.remove_placement_group = self._remove  # type: ignore[attr-defined]
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-        """Be what ``import ray`` finds."""
         names = {"ray": self, "ray.util": self.util, "ray.util.scheduling_strategies": self.util.scheduling_strategies}
         for name, module in names.items():
             monkeypatch.setitem(sys.modules, name, module)

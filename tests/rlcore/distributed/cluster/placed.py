@@ -47,7 +47,6 @@ def placement(*, ranks: int = 1, samplers: int = 2, scorers: int = 1, **settings
 def placed_components(
     components: Components, start: Path, where: DistributedConfig, log: Callable[[str], None]
 ) -> Iterator[Components]:
-    """``components`` with learner, engine and reward on a cluster."""
     with (
         open_cluster(where, gpus=False, log=log) as cluster,
         open_scorers(cluster, TERMS, {}, RUNTIME, tokens_per_microbatch=512, prefill="") as reward,

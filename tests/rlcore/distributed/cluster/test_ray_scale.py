@@ -26,7 +26,6 @@ TWO = placement(ranks=2, samplers=2, timeout_minutes=30.0)
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    """A cluster of this machine that the tests share."""
     # 15 otherwise: of a machine that has other work they would get nothing.
     os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"})
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=200 * 2**20)
@@ -35,7 +34,6 @@ def cluster() -> Iterator[None]:
 
 
 def process_id(process: Any) -> int:
-    """Return the process id of the current sampler, scorer or rank."""
     from ray._private import state
 
     found: int = state.actors(process._actor._actor_id.hex())["Pid"]

@@ -22,14 +22,12 @@ MARKERS = (r"\boxed{{{}}}", r"So it is $\boxed{{{}}}$.", "\n#### {}")
 
 @pytest.fixture(scope="module", params=[True, False], ids=["evaluated_only", "by_value"])
 def graded(request: pytest.FixtureRequest) -> Iterator[tuple[MathReward, str]]:
-    """A reward and the ending of its tables' names."""
     reward = MathReward(MathOptions(evaluated_only=request.param, timeout_seconds=10.0))
     yield reward, "" if request.param else "_by_value"
     reward.close()
 
 
 def differing(reward: MathReward, rows: Rows, rollouts: list[Rollout]) -> list[Any]:
-    """Return the rows with another score than theirs."""
     scores = reward(rollouts)
     return [
         (row, score.value, score.error) for row, score in zip(rows, scores, strict=True) if score.value != row["score"]

@@ -279,7 +279,6 @@ def each(count: int, work: Callable[[int], Any]) -> list[Any]:
 
 @pytest.fixture
 def path(checkpoint: Path, tmp_path: Path) -> Path:
-    """Weights in bfloat16, as a file."""
     stored = dict(stored_tensors(checkpoint))
     write_weights(
         Converted(stored, shapes=checkpoint_shapes(checkpoint), dtype=torch.bfloat16), tmp_path / "w.safetensors"

@@ -63,7 +63,6 @@ def spec(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
 
 @pytest.fixture
 def opened(spec: ServerSpec, tokenizer: ChatTokenizer) -> Iterator[Callable[..., Sampler]]:
-    """Opens servers that sleep or do not."""
     with ExitStack() as stack:
         yield lambda *sleeps: stack.enter_context(
             open_servers([dataclasses.replace(spec, sleeps=each) for each in sleeps], tokenizer, lambda line: None)
