@@ -61,7 +61,7 @@ class Standing:
 
     @property
     def until(self) -> datetime:
-        """Time at which the request ends."""
+        """End of the request."""
         return datetime.fromisoformat(self.request.details["until"])
 
     def is_about(self, details: Mapping[str, Any]) -> bool:
@@ -126,7 +126,7 @@ def ask_person(home: Home, tracker: Tracker, version: ModelVersion, grounds: Gro
 
 
 def statement(home: Home, subject: str, decision: str, reason: str) -> str:
-    """Return the document that a person signs to decide on a version.
+    """Return the document that a person signs to decide.
 
     Raises:
         PromotionError: the version awaits no decision.
@@ -167,7 +167,6 @@ def decide(home: Home, subject: str, *, decision: str, document: str, signature:
 
 
 def _apply(home: Home, tracker: Tracker, version: ModelVersion, standing: Standing) -> str:
-    """Apply the decision on a request, unless it was applied before; return a sentence."""
     details, subject = standing.request.details, subject_of(version)
     over = None if details["champion"] == NOBODY else find_number(tracker, version.name, details["champion"])
     if standing.rejection is not None:
@@ -209,7 +208,6 @@ def _expected(standing: Standing, subject: str, decision: str) -> dict[str, str]
 
 
 def _require_stated(document: str, standing: Standing, subject: str, decision: str) -> datetime:
-    """Return the time of a document, which must be about this version, request and decision."""
     expected = _expected(standing, subject, decision)
     try:
         fields = parse_object(document.encode())
@@ -229,7 +227,6 @@ def _require_stated(document: str, standing: Standing, subject: str, decision: s
 
 
 def _require_open(standing: Standing, version: ModelVersion, decision: str, time: datetime) -> None:
-    """Refuse a decision on a request that is decided, void or has ended, and one that was not signed during it."""
     again, subject = "run rlcore promote again: it compares with the present champion", subject_of(version)
     if standing.rejection is not None:
         raise PromotionError(
@@ -258,7 +255,6 @@ def _require_open(standing: Standing, version: ModelVersion, decision: str, time
 
 
 def _require_same_rules(home: Home, standing: Standing, subject: str) -> str:
-    """Return the lines of allowed signers; refuse a request that was made under another ``promotion.toml``."""
     rules = read_approvers(home)
     if rules.sha256 != standing.request.details.get("rules"):
         what = f"the request is void: {FILE} has changed since"

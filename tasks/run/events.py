@@ -81,7 +81,6 @@ def _emit(event: str, preset: str, stage: str, text: str) -> None:
 
 
 def _tell(home: Home, event: str, about: str, text: str, *, key: str, time: str) -> None:
-    """Put a message into the outbox, if there is a server whose worker delivers it."""
     if os.environ.get("PREFECT_API_URL"):
         run = current_flow_run()
         name, url = (run.name, run.url) if run else ("", "")
@@ -107,7 +106,7 @@ def put(home: Home, *, key: str, event: str, about: str, text: str, run: str = "
 def deliver(home: Home) -> Iterator[str]:
     """Send what waits to each channel that has an address; yield a line for each channel that does not take it.
 
-    Without an address messages are not kept for later.
+    Messages without an address are dropped.
     """
     channels = {name: partial(_CHANNELS[name].send, address) for name, address in addresses().items()}
     waiting, sent = _folders(home)

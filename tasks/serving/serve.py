@@ -119,7 +119,6 @@ def vllm_command(python: str, registered: RegisteredVersion, *, port: int, eager
 
 
 def _token() -> str:
-    """Return the token that requests must carry, which must be valid in a header."""
     given = os.environ.get(TOKEN)
     if given is None:
         return secrets.token_urlsafe(32)

@@ -24,10 +24,7 @@ if TYPE_CHECKING:
 
 
 def verifier(context: StageContext, runtime: Runtime, *, prefill: str) -> WeightedReward:
-    """Open the grader of held-out answers, independent of the training reward.
-
-    ``prefill``: of the tokenizer whose model answers.
-    """
+    """Open the grader of held-out answers, independent of the training reward."""
     config: EvaluationConfig = context.config.evaluation
     models = open_reward_models(context.inputs, config.terms, runtime)
     resources = reward_resources(models, tokens_per_microbatch=config.tokens_per_microbatch, prefill=prefill)
@@ -40,10 +37,7 @@ def open_reward_models(
     runtime: Runtime,
     policy: PreTrainedModel | AdaptedModel | None = None,
 ) -> dict[str, RewardModel]:
-    """Open the frozen reward models of terms, by stage: on the policy's base if they are LoRAs on it.
-
-    ``inputs``: folders of the artifacts, by stage.
-    """
+    """Open the frozen reward models of terms, by stage: on the policy's base if they are LoRAs on it."""
     folders = reward_model_folders(inputs, terms)
     return {name: MODELS["reward_model"](folder, name, runtime, policy) for name, folder in folders.items()}
 

@@ -18,7 +18,7 @@ def tokenize_prompts(
 ) -> list[Prompt]:
     """Return rows with the token ids that the policy sees, including the generation prompt.
 
-    Two datasets may use one id for different prompts, so with several datasets each id begins with the dataset's name.
+    With several datasets each id begins with its dataset's name.
     """
     scope = f"{dataset}/" if is_one_of_several else ""
     return [
@@ -56,7 +56,6 @@ def read_prompt_sets(
 
 
 def _require_own_rows(prompts: Sequence[Prompt], path: Path, *, scope: str) -> None:
-    """Check that each prompt has the messages and the reference answer of the snapshot's row of its id."""
     import pyarrow.parquet as pq
 
     columns = pq.read_table(path, columns=["prompt_id", "messages", "reference"]).to_pylist()

@@ -61,7 +61,7 @@ class Approvers:
 
     @property
     def are_needed(self) -> bool:
-        """True if a promotion needs an approval."""
+        """True if promotions need an approval."""
         return bool(self.lines)
 
 
@@ -154,7 +154,6 @@ def verify(text: str, signature: str, allowed: str, *, at: datetime | None = Non
 
 
 def _armored(signature: str) -> str:
-    """Return a signature with its head, content and end on lines of their own."""
     found = _ARMOR.search(signature)
     content = re.sub(r"\s", "", found[1]) if found else ""
     if not re.fullmatch(r"[A-Za-z0-9+/]+=*", content):
@@ -178,6 +177,5 @@ def _run(action: str, *arguments: str, text: str | None = None) -> subprocess.Co
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
-    """Return what ssh-keygen said of a failure, without the paths of temporary files."""
     lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     return shown(re.sub(r"/\S*/allowed:", "line ", lines[0])) if lines else f"exit code {done.returncode}"

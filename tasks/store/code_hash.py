@@ -104,7 +104,6 @@ def _packages(source: str) -> list[str]:
 # Remembered by the text and not by modification time, which is too coarse for two edits in one tick.
 @remembered
 def _read(source: str, package: str) -> tuple[list[str], _Rows]:
-    """Return the unconditional imports of a module, and for each table row the setting, the row and its imports."""
     tree: ast.Module = _WithoutTypeChecking().visit(syntax_tree(source))
     tables = {statement: table for statement in tree.body if (table := _table(statement))}
     if not tables:
@@ -153,7 +152,6 @@ def _from(statement: ast.ImportFrom, alias: ast.alias) -> ast.ImportFrom:
 def _reached(
     nodes: Iterable[ast.AST], package: str, named: Mapping[str, frozenset[str]], helpers: Mapping[str, ast.stmt]
 ) -> frozenset[str]:
-    """Return the imports of nodes, with the private functions and classes of the module that they name."""
     waiting, seen, found = list(nodes), set[str](), set[str]()
     while waiting:
         for node in ast.walk(waiting.pop()):
@@ -218,7 +216,7 @@ def source_digests(module: str) -> list[tuple[str, str]]:
 def libraries(module: str, *, chosen: Chosen = NOTHING_CHOSEN) -> frozenset[str]:
     """Return the external packages that the closure of ``module`` imports, at the top of a file or in a function.
 
-    Imports for type checkers do not count.
+    Those for type checkers do not count.
     """
     reached = _reach(module, chosen, None)
     found = {name for path in reached.values() for name in imported_packages(_text(path))}
@@ -245,10 +243,7 @@ def package_digest() -> str:
 
 @lru_cache(maxsize=1)
 def code_version() -> str:
-    """Return the commit of this checkout (``+dirty`` with changes), else ``RLCORE_CODE_VERSION``, else the version.
-
-    Images that are built from a commit set ``RLCORE_CODE_VERSION``.
-    """
+    """Return the commit of this checkout (``+dirty`` with changes), else ``RLCORE_CODE_VERSION``, else the version."""
     # An installation may be inside another repository: only rlcore's own tracks this file.
     if _git("ls-files", "--error-unmatch", str(Path(__file__).resolve())):
         commit = _git("rev-parse", "HEAD")
@@ -320,7 +315,6 @@ def _lies_in(module: str, packages: Collection[str]) -> bool:
 
 
 def _source(module: str, root: Path | None) -> Path | None:
-    """Return the file of a module, or None if the name is not a module (``from x import a_function``)."""
     top, *rest = module.split(".")
     folder = (root or _ROOT) / top if top == OWN else _foreign(top)
     if folder is None:
@@ -331,7 +325,6 @@ def _source(module: str, root: Path | None) -> Path | None:
 
 
 def _foreign(top: str) -> Path | None:
-    """Return the path of an external top-level module or package, without its suffix."""
     try:
         spec = importlib.util.find_spec(top)
     except ValueError:  # __main__ of an interactive session
@@ -354,7 +347,7 @@ def _digest(source: str) -> str:
 
 
 class _WithoutDocstrings(ast.NodeTransformer):
-    """Transformer that drops all bare strings; the result is compared, not compiled."""
+    """Transformer that drops all bare strings."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -127,7 +127,7 @@ def configure_environment(home: Home) -> None:
 
 
 def configure_reading(home: Home) -> None:
-    """Call :func:`configure_environment` for a state directory that exists; otherwise create nothing.
+    """Call :func:`configure_environment` if the state directory exists.
 
     Raises:
         StorageError: as :func:`configure_environment`.
@@ -265,6 +265,5 @@ def _folders(home: Home) -> tuple[Path, ...]:
 
 
 def _is_passed(home: Home) -> bool:
-    """Return True if a cluster of ``make services`` in the state directory belongs to another user."""
     cluster = home.root / "services" / "postgres"
     return cluster.exists() and cluster.stat().st_uid != home.root.stat().st_uid

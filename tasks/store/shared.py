@@ -193,7 +193,7 @@ class Published:
 
 @dataclass(frozen=True)
 class SharedStore:
-    """Results at a URL. Every method raises :class:`rlcore.tasks.store.shared.RemoteError` if there is no answer."""
+    """Results at a URL. Methods raise as those of :class:`RemoteFolder`."""
 
     url: str
 
@@ -288,7 +288,7 @@ class SharedStore:
         return self.folder.create(_claim(stage, key), owner.encode())
 
     def renew(self, stage: str, key: str, owner: str) -> None:
-        """Show that the owner of a claim lives: ``owner`` differs from what it was."""
+        """Renew a claim by a new ``owner``."""
         self.folder.write(_claim(stage, key), owner.encode())
 
     def claimant(self, stage: str, key: str) -> str:

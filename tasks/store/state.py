@@ -125,7 +125,7 @@ def require_known_formats(versions: Mapping[str, Any], where: object) -> None:
 
 
 def databases(home: Home) -> tuple[Database, ...]:
-    """Return the databases in the state directory that this process uses; external servers have their own."""
+    """Return the databases in the state directory that this process uses."""
     mlflow = Database(
         tool="mlflow",
         path=home.root / "mlflow.db",
@@ -188,7 +188,7 @@ def read_versions(home: Home) -> dict[str, Any]:
 def _needs_upgrade(each: Database, before: Mapping[str, str]) -> bool:
     """Return True if another version than the installed one wrote the database, with an older schema.
 
-    A partial schema of the installed version is no reason: that process was killed while it made the tables.
+    Not a partial schema of the installed version: making it was interrupted.
     """
     known, newest = each.schemas()
     if each.schema not in known:
