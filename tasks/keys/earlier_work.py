@@ -1,8 +1,8 @@
 """Checkpoints of earlier work that a stage continues.
 
 They are those of an interrupted attempt, in its work folder, or the last ones of a finished run, which stay in
-``checkpoints/<preset>/<stage>``. A run continues them by hard links in a work folder of its own. Each step can be
-repeated after a kill.
+``checkpoints/<preset>/<stage>``. A run continues them by hard links in a work folder of its own, so that the earlier
+work stays as it was. Each step can be repeated after a kill.
 """
 
 from __future__ import annotations

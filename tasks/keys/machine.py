@@ -1,6 +1,6 @@
 """Machine of a run for keys and reports, without an import of torch if nothing has changed since the last one.
 
-Once torch is imported, it is asked.
+torch decides alone where anything is computed: once it is imported, it is asked.
 """
 
 from __future__ import annotations

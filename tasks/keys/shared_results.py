@@ -36,8 +36,8 @@ Publish = Callable[[Record], None]
 def shared_result(stage: str, key: str, home: Home) -> Iterator[Publish]:
     """Bring the results that serve a key here, or claim the key while the block computes.
 
-    The block gets a function that publishes its result. Without a store, or an answer of it, the block computes for
-    this machine alone.
+    The block gets a function that publishes its result. Without a shared store or an answer from it, the block computes
+    for this machine alone.
     """
     shared = open_shared_store()
     with ExitStack() as stack:

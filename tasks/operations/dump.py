@@ -121,5 +121,6 @@ def _require_whole(dump: Path) -> None:
 
 
 def _live(root: Path) -> tuple[str, ...]:
+    """Return the patterns of what a copy of files must leave out: live databases and passwords."""
     services, own = glob.escape(str(services_folder(root))), glob.escape(str(root))
     return f"{own}/mlflow.db*", f"{own}/prefect", f"{services}/*", f"!{services}/mlflow-artifacts"

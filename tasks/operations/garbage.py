@@ -146,7 +146,7 @@ def _last_use(home: Home, record: Record) -> float:
 
 
 def find_waste(scene: Scene) -> Iterator[Waste]:
-    """Yield what can go."""
+    """Yield what can go: results and pages, and what only runs write if there are none."""
     yield from _results(scene)
     shown = {sha256[:12] for sha256 in scene.kept}  # as names of pages' folders
     for folder in _old_folders(scene, "pages/*/*/*"):

@@ -73,6 +73,7 @@ def _scaled_kl(path: str, stage: StageConfig) -> Iterator[str]:
 
 
 def _most_rows(config: RunConfig, stage: StageConfig) -> float:
+    """Return the largest number of a stage's training rows; infinite if another stage makes some."""
     return sum(config.data[name].num_train if name in config.data else math.inf for name in data_of(stage))
 
 
@@ -111,6 +112,7 @@ def _late_warmup(config: RunConfig, path: str, stage: StageConfig) -> Iterator[s
 
 
 def _most_steps(config: RunConfig, stage: StageConfig) -> float:
+    """Return the number of a stage's optimizer steps if none is skipped; NaN if its rows are not known yet."""
     if isinstance(settings := stage.settings, RlConfig):
         return settings.num_iterations * settings.update.num_epochs * settings.update.num_minibatches
     epochs, batch = _value(settings, "num_epochs") or 1, _value(settings, "batch_size") or 1

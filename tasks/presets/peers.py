@@ -69,7 +69,7 @@ def _read(peer: str, row: dict[str, Any]) -> PeerKey:
 def meant(document: Mapping[str, Any], path: str, value: object) -> str:
     """Return what is meant by a key of a preset that is a peer's: "did you mean stages.grpo.group_size?", or "".
 
-    ``value`` may be a table of such keys.
+    ``value`` may be a table of such keys. The hint names the key that is right in the stage around ``path``.
     """
     kinds = dict(_kinds(document, ""))
     hints = [_hint(row, each, document, kinds) for each in _leaves(path, value) for row in _rows(each, kinds)[:1]]
@@ -110,6 +110,7 @@ def _fits(row: PeerKey, kind: str) -> bool:
 
 
 def _common(row: PeerKey, path: str) -> int:
+    """Return the number of last names that a row and a path share; 0 if they are no match."""
     theirs, ours = row.name.split(".")[::-1], path.split(".")[::-1]
     common = next((place for place, pair in enumerate(zip(theirs, ours, strict=False)) if pair[0] != pair[1]), None)
     common = min(len(theirs), len(ours)) if common is None else common

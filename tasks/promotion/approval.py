@@ -208,6 +208,7 @@ def _expected(standing: Standing, subject: str, decision: str) -> dict[str, str]
 
 
 def _require_stated(document: str, standing: Standing, subject: str, decision: str) -> datetime:
+    """Return the time of a document, which must be about this version, request and decision."""
     expected = _expected(standing, subject, decision)
     try:
         fields = parse_object(document.encode())
@@ -255,6 +256,7 @@ def _require_open(standing: Standing, version: ModelVersion, decision: str, time
 
 
 def _require_same_rules(home: Home, standing: Standing, subject: str) -> str:
+    """Return the lines of allowed signers; refuse a request that was made under another ``promotion.toml``."""
     rules = read_approvers(home)
     if rules.sha256 != standing.request.details.get("rules"):
         what = f"the request is void: {FILE} has changed since"

@@ -46,7 +46,7 @@ class Interruption(KeyboardInterrupt):
 
 @dataclass
 class _State:
-    """State of the process; running stages have their work folders."""
+    """State of the process: whether the command can be resumed, running stages with work folders, the interruption."""
 
     resumes: bool = False
     stages: list[tuple[str, Path]] = field(default_factory=list)

@@ -52,7 +52,8 @@ class Lease:
 def startup_lock(home: Home) -> Iterator[None]:
     """Recover from dead processes, then let this process start in the block while no other process does.
 
-    Processes that write here take their lease in it, so files without a living lease are orphaned.
+    A process that writes in the state directory takes its lease here. Files without a living lease are therefore
+    orphaned.
     """
     with file_lock(home.leases / "starting.lock"):
         for line in recover_dead_runs(home):

@@ -44,7 +44,8 @@ def open_pipeline(
 ) -> Iterator[RunTracker]:
     """Open the MLflow run of a pipeline after recovering from dead processes.
 
-    At the end none of its runs is shown as running. If MLflow cannot be reached, the next start updates it.
+    At the end none of its runs is shown as running. If MLflow is unreachable or the disk full, the next start updates
+    it.
     """
     flow_run = current_flow_run()
     flow_run_id, attempt = (flow_run.flow_run_id, flow_run.attempt) if flow_run else ("", 0)

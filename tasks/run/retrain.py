@@ -117,6 +117,7 @@ def _prompts_of(snapshot: Path) -> pd.DataFrame:
 
 
 def _named(text: str) -> dict[str, str]:
+    """Parse the digests in ``prompts:ab,pairs:cd``, as a version's tags have them, by stage."""
     return dict(each.rsplit(":", 1) for each in text.split(",") if each)
 
 

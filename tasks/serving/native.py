@@ -77,10 +77,11 @@ class NativeEngine:
             work.cancelled.set()
 
     def is_healthy(self) -> bool:
-        """Return True."""
+        """Return True: the engine is in the server's process."""
         return True
 
     def _take(self) -> list[_Work]:
+        """Take the first waiting jobs that fit together, in their order; only this thread takes any."""
         taken: list[_Work] = []
         while self._waiting:
             work = self._waiting[0]

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 
 def verifier(context: StageContext, runtime: Runtime, *, prefill: str) -> WeightedReward:
-    """Open the grader of held-out answers, independent of the training reward."""
+    """Open the grader of held-out answers, independent of the training reward.
+
+    ``prefill``: of the tokenizer whose model answers.
+    """
     config: EvaluationConfig = context.config.evaluation
     models = open_reward_models(context.inputs, config.terms, runtime)
     resources = reward_resources(models, tokens_per_microbatch=config.tokens_per_microbatch, prefill=prefill)

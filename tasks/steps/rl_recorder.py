@@ -70,8 +70,8 @@ class StageRecorder:
 class RolloutKeeper:
     """Keeper of all rollouts of a run: a file for each iteration, and a sample that MLflow shows.
 
-    Iterations are checked together every five seconds, and written in the background. Call :meth:`write` before the
-    tracker is flushed for a checkpoint, and at the end.
+    Iterations are checked together every five seconds, since the cost hardly depends on the number of rows, and written
+    in the background. Call :meth:`write` before the tracker is flushed for a checkpoint, and at the end.
     """
 
     def __init__(self, work: Path, tracker: RunTracker) -> None:

@@ -18,7 +18,7 @@ def tokenize_prompts(
 ) -> list[Prompt]:
     """Return rows with the token ids that the policy sees, including the generation prompt.
 
-    With several datasets each id begins with its dataset's name.
+    Two datasets may use one id for different prompts, so with several datasets each id begins with the dataset's name.
     """
     scope = f"{dataset}/" if is_one_of_several else ""
     return [

@@ -104,6 +104,7 @@ def _packages(source: str) -> list[str]:
 # Remembered by the text and not by modification time, which is too coarse for two edits in one tick.
 @remembered
 def _read(source: str, package: str) -> tuple[list[str], _Rows]:
+    """Return the unconditional imports of a module, and for each table row the setting, the row and its imports."""
     tree: ast.Module = _WithoutTypeChecking().visit(syntax_tree(source))
     tables = {statement: table for statement in tree.body if (table := _table(statement))}
     if not tables:
@@ -315,6 +316,7 @@ def _lies_in(module: str, packages: Collection[str]) -> bool:
 
 
 def _source(module: str, root: Path | None) -> Path | None:
+    """Return the file of a module, or None if the name is not a module (``from x import a_function``)."""
     top, *rest = module.split(".")
     folder = (root or _ROOT) / top if top == OWN else _foreign(top)
     if folder is None:

@@ -265,5 +265,6 @@ def _folders(home: Home) -> tuple[Path, ...]:
 
 
 def _is_passed(home: Home) -> bool:
+    """Return True if a cluster of ``make services`` in the state directory belongs to another user."""
     cluster = home.root / "services" / "postgres"
     return cluster.exists() and cluster.stat().st_uid != home.root.stat().st_uid

@@ -288,7 +288,7 @@ class SharedStore:
         return self.folder.create(_claim(stage, key), owner.encode())
 
     def renew(self, stage: str, key: str, owner: str) -> None:
-        """Renew a claim by a new ``owner``."""
+        """Show that the owner of a claim lives: ``owner`` differs from what it was."""
         self.folder.write(_claim(stage, key), owner.encode())
 
     def claimant(self, stage: str, key: str) -> str:

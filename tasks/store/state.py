@@ -188,7 +188,7 @@ def read_versions(home: Home) -> dict[str, Any]:
 def _needs_upgrade(each: Database, before: Mapping[str, str]) -> bool:
     """Return True if another version than the installed one wrote the database, with an older schema.
 
-    Not a partial schema of the installed version: making it was interrupted.
+    A partial schema of the installed version is no reason: that process was killed while it made the tables.
     """
     known, newest = each.schemas()
     if each.schema not in known:

@@ -242,6 +242,7 @@ def file_sha256(path: Path) -> str:
 
 @contextmanager
 def _whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """Yield a temporary file that replaces ``path`` when the block ends without an error."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -282,6 +282,7 @@ def _move_before(home: Home, name: str, number: str) -> AuditEntry | None:
 
 
 def _made_champion(tracker: Tracker, move: AuditEntry) -> ModelVersion | None:
+    """Return the version that a move made champion, or None if MLflow lacks it; refuse another one of its number."""
     version = find_number(tracker, move.model, _to(move))
     if version and (what := changed_text(version, move)):
         fix = "restore MLflow's database, or give the preset another name"

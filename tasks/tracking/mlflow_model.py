@@ -82,7 +82,7 @@ def is_chat_model(checkpoint: Path) -> bool:
 def write_package(package: Package, name: str, folder: Path, model: LoggedModel) -> None:
     """Write the model ``name`` into the new folder ``folder``, atomically.
 
-    Without a chat model it has plain files and the card.
+    A model that is no chat model is written as plain files next to its card.
     Raises:
         StorageError: ``folder`` exists, or writing fails.
     """

@@ -202,8 +202,8 @@ class RunTracker:
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = 0) -> None:
         """Log numbers at a step, None: after the last one; :meth:`flush` stores them.
 
-        Steps are written together, every five seconds. A reopened run drops steps that it already has. A later call
-        raises the error of a failed write.
+        A fast loop's steps are written together, every five seconds. A reopened run drops steps that it already has:
+        after a resume the last iterations are repeated. A later call raises the error of a failed write.
         """
         from mlflow.entities import Metric
 

@@ -111,7 +111,7 @@ def _figures(
 
 
 def prompt_set(*paths: Path) -> str:
-    """Return a digest of the prompts in files, independent of order and other columns.
+    """Return a digest of the prompts in files, independent of order and other columns. Looks are counted per digest.
 
     It covers all prompts of the files: evaluating on fewer of them does not make them new.
     """
@@ -171,8 +171,8 @@ def greedy_rows(folder: Path) -> pd.DataFrame:
 def in_favour(answers: pd.DataFrame) -> pd.DataFrame:
     """Return the champion's answers, with failed ones counted as right and finished.
 
-    Failures of engine or grader count as wrong for the challenger. Otherwise a broken evaluation of the champion would
-    promote any challenger.
+    Failures of engine or grader count as wrong for the challenger. If they did so for the champion, a broken evaluation
+    of the champion would promote any challenger.
     """
     is_lost = answers["is_graded"] & answers["value"].isna()
     return answers.assign(

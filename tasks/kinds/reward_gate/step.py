@@ -94,7 +94,8 @@ def compared(margins: Sequence[Margins], prompts: Sequence[int], settings: Retra
 def _no_loss(changes: Margins, prompts: Sequence[int], settings: RetrainConfig) -> Check:
     """Test that the loss of accuracy stays below the margin: an exact test at the level of one end of the interval.
 
-    ``changes`` [P] in -1..1. A tie that was right counts as lost, one that was wrong as unchanged.
+    ``changes`` [P] in -1..1. A tie that was right counts as lost, one that was wrong as unchanged: the conservative
+    side.
     """
     alpha, margin = (1.0 - settings.confidence) / 2.0, settings.accuracy_margin
     signs = np.where(changes < 0.0, -1.0, np.floor(changes))
