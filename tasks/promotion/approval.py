@@ -2,8 +2,7 @@
 
 ``promotion.toml`` of the state directory names the approvers. The state is in the audit log: an entry ``await`` is a
 request, later entries of the version are the decisions on it. A decision is a line of JSON with version, artifact,
-verdict, champion, digest of the request, decision, reason and time, signed by an ssh key. Another champion, verdict,
-candidate or ``promotion.toml`` makes a request void. A rejection is final until there is a new verdict.
+verdict, champion, digest of the request, decision, reason and time, signed by an ssh key.
 """
 
 from __future__ import annotations

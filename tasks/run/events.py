@@ -1,12 +1,12 @@
 """Events: new snapshots, stopped runs, drift, and each act on a champion; and the outbox of messages for the team.
 
 A new snapshot goes to the Prefect server, where ``infra/automations.yaml`` starts a retraining. The others reach the
-team through the outbox, as do failed, crashed and missed runs (:mod:`rlcore.tasks.run.reconciliation`). Without
-a server an event is a line in the log, and an act is the line of its command.
+team through the outbox, as do failed, crashed and missed runs (:mod:`rlcore.tasks.run.reconciliation`). Without a
+server an event is a line in the log, and an act is the line of its command.
 
 The outbox has a file for each message in the state directory until it is delivered, in order and once. Any process of
-the state directory puts messages; :func:`deliver`, beside the worker, sends them. While a channel does not answer, its
-messages wait. Only a kill between a channel's answer and its note sends one again, with its ``id``.
+the state directory puts messages; :func:`deliver`, beside the worker, sends them. Only a kill between a channel's
+answer and its note sends one again, with its ``id``.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """People who approve promotions, and their signatures by ssh keys.
 
-``promotion.toml`` in the state directory names them, written by the account that owns the directory.
+``promotion.toml`` in the state directory names them in lines of allowed signers, written by the account that owns it.
 
 Neither a preset nor the model registry decides on this: whoever may change those could switch approvals off.
-
-```toml
-approvers = ["anna ssh-ed25519 AAAA…"]   # lines of ssh's allowed signers; an empty list: no approvals
-days = 7                                 # a request ends after these
-```
 
 ``ssh-keygen -Y`` signs a text, and verifies it against those lines (``man ssh-keygen``, ALLOWED SIGNERS). A signature
 covers the namespace ``rlcore``, so one that the key made for another purpose is refused.

@@ -1,8 +1,8 @@
 """Champion of a registered model: each move of an alias, recorded in the audit log.
 
-The aliases: ``champion`` (served), ``previous`` (target of a rollback), ``challenger`` (last version that was not
-promoted), ``candidate`` (version that awaits an approval; at most one). MLflow cannot move an alias conditionally, so
-all moves are made under a lock in the state directory. State directories that share a server share no lock.
+The aliases: ``champion``, ``previous``, ``challenger``, and ``candidate`` (awaits an approval; at most one). MLflow
+cannot move an alias conditionally, so all moves are made under a lock in the state directory. State directories that
+share a server share no lock.
 
 The audit log decides which version is champion: a move is recorded first, then applied, with the alias last. The next
 command completes a move of one that was killed, and refuses if the alias was moved by somebody else.
