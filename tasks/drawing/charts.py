@@ -119,7 +119,6 @@ def _limit(axes: Axes, points: Sequence[Point]) -> None:
 
 
 def _svg(figure: Figure, title: str) -> ElementTree.Element:
-    """Return the drawing as an element of an HTML page, without namespaces, size or style sheet."""
     file = io.BytesIO()
     about = {"Title": title, "Date": None, "Creator": None, "Format": None, "Type": None}
     figure.savefig(file, format="svg", transparent=True, metadata=about)
@@ -134,7 +133,6 @@ def _svg(figure: Figure, title: str) -> ElementTree.Element:
 
 
 def _add_tooltips(curve: ElementTree.Element, series: Series) -> None:
-    """Add a title to each dot of a curve, which browsers show under the pointer."""
     for dot, p in zip(curve.iter("use"), series.points, strict=True):
         interval = f" [{p.low:.4g}, {p.high:.4g}]" if p.low is not None and p.high is not None else ""
         ElementTree.SubElement(dot, "title").text = f"{series.label}, iteration {p.x:.0f}: {p.y:.4g}{interval}"

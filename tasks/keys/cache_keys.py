@@ -59,7 +59,6 @@ def key_of(ingredients: KeyInputs) -> str:
 
 
 def _counted_inputs(ingredients: KeyInputs) -> dict[str, str]:
-    """Return the digests of inputs that count: of datasets that are trained on, those of the training rows."""
     return {**ingredients.get("inputs", {}), **ingredients.get(TRAINED, {})}
 
 
@@ -136,7 +135,7 @@ def explain_miss(
 ) -> str:
     """Explain a cache miss: the differences of these key inputs from the most similar earlier work, or ``first``.
 
-    Empty if it differs only in the unknown inputs.
+    Empty if only unknown inputs differ.
     """
     found = nearest(ingredients, earlier, unknown=unknown)
     return describe(found[0].ingredients, ingredients, found[1]) if found else first
@@ -145,8 +144,8 @@ def explain_miss(
 def describe(old: KeyInputs, new: KeyInputs, found: Differences) -> str:
     """Describe the differences of two sets of key inputs, with both values of each setting.
 
-    A setting explains the modules, packages and files that it brings or takes away: beside it only those that changed
-    are named.
+    A setting explains the modules, packages and files that it brings or takes away: besides it only changed ones are
+    named.
     """
     named = {kind: [name for name in names if name] for kind, names in found.items()}
     settings = named.keys() & _SETTINGS

@@ -47,7 +47,6 @@ def find_result(
 
 
 def _candidates(stage: Stage, key: str, cache: StageCache) -> Iterator[Record]:
-    """Yield the record of a key, then those of runs that a rule stopped, for which all records have to be read."""
     if (plain := cache.find(stage.name, key)) is not None:
         yield plain
     stopped = (each for each in cache.records(stage.name) if OUTCOME in each.ingredients) if stage.continuation else ()
@@ -73,7 +72,7 @@ def first_run(preset: str, cache: StageCache) -> str:
 
 
 def other_stop(stage: Stage, sections: Sections, folder: Path) -> str:
-    """Say how the rules of these sections end the run in an artifact otherwise than it ended; empty if they do not."""
+    """Say how the rules of these sections end the run in an artifact otherwise than it ended; empty if not."""
     if stage.continuation is None:
         return ""
     try:
@@ -108,7 +107,7 @@ def overrides_of_results(
 ) -> list[str]:
     """Return overrides by which a preset has the settings of the most similar earlier results that it lacks.
 
-    ``known``: the results that it has. A setting that results do not have is left out: no override unsets it.
+    ``known``: its results. A setting that results do not have is left out: no override unsets it.
     """
     found: dict[str, str] = {}
     for stage in stages:

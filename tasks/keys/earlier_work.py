@@ -107,7 +107,7 @@ def checkpoint_key(ingredients: KeyInputs, use: Continuation | None, sections: S
 def prepare_work(start: Start, work: Path, ingredients: KeyInputs, store: ArtifactStore) -> None:
     """Make the work folder of a stage, with the checkpoint that it starts from.
 
-    Checkpoints of its own that its rules do not allow go.
+    Its own checkpoints that its rules do not allow go.
     """
     is_own = start.work is not None and start.work.folder == work
     if not is_own and _steps(work):
@@ -168,7 +168,6 @@ def works(home: Home) -> Iterator[Work]:
 
 
 def _is_passed(work: Work, step: int, length: int, use: Continuation, sections: Sections) -> bool:
-    """Return True if a run of ``length`` iterations with these sections passes through this checkpoint."""
     try:
         learner = read_json(_step_folder(work.folder, step) / "state.json")["learner"]
         is_stopped = use.stop(_history(work.folder, step), sections) is not None
@@ -225,7 +224,6 @@ def _mlflow_run(work: Work) -> str:
 
 
 def _number(path: Path) -> int:
-    """Return the iteration in a name such as ``iteration-00012.parquet``."""
     return int(path.stem.rpartition("-")[2])
 
 

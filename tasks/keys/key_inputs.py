@@ -57,7 +57,6 @@ def _train_digest(ref: ArtifactRef) -> str:
 
 
 def _with_machine(sections: Sections) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the configuration for a stage's key, without the settings that the machine resolves, and the machine."""
     counted = sections.for_key()
     if "hardware" not in counted:
         return counted, {}
@@ -90,7 +89,6 @@ def versions(module: str, sections: Sections, *, chosen: Chosen = NOTHING_CHOSEN
 
 
 def _own_modules(sections: Sections) -> set[str]:
-    """Return the custom modules that the sections name and this interpreter runs: rewards, environments."""
     stage, sampling = sections.declared.get("stage"), _sampling_of(sections)
     episodes = sections.declared.get("episodes")
     named: list[EpisodeConfig | RewardTerm | None] = [episodes, sampling.episodes if sampling else None]

@@ -27,9 +27,9 @@ from rlcore.tasks.tracking.database import database_of, deleted_runs
 class PlanRow:
     """Planned action for a stage.
 
-    ``cached``: its result exists and is intact. ``run``: it will be computed for ``reason``. ``depends``: an upstream
-    stage runs, and this one runs only if that result changes. ``running``: another process computes it now.
-    ``shared``: its result is in the shared store, and will be fetched.
+    ``cached``: an intact result exists. ``run``: it will be computed for ``reason``. ``depends``: an upstream stage
+    runs, and this one runs only if that result changes. ``running``: another process computes it now. ``shared``: its
+    result is in the shared store, and will be fetched.
     """
 
     stage: str
@@ -70,7 +70,7 @@ def look_up(
 ) -> tuple[tuple[PlanRow, ...], Mapping[str, ArtifactRef]]:
     """Return the plan of a run of ``targets``, and the artifacts of the stages that would not run, by name.
 
-    ``is_verified``: files are verified by hashing. Else the records decide, and damaged files are not noticed.
+    ``is_verified``: files are hashed; else damaged files are not noticed.
     """
     cache = StageCache(home.cache)
     known: dict[str, ArtifactRef] = {}
@@ -94,12 +94,12 @@ def cached_refs(
 def recorded_refs(
     stages: Sequence[Stage], config: RunConfig, targets: Collection[str], *, home: Home
 ) -> Mapping[str, ArtifactRef]:
-    """Return :func:`cached_refs` from the records alone: no file is read, so damaged files are not noticed."""
+    """Return :func:`cached_refs` from the records alone: damaged files are not noticed."""
     return look_up(stages, config, targets, home=home, is_verified=False)[1]
 
 
 def deleted_lines(refs: Mapping[str, ArtifactRef], home: Home) -> list[str]:
-    """Return a line about cached stages whose run a person deleted in the embedded MLflow, if there are some."""
+    """Return a line about cached stages whose run a person deleted in the embedded MLflow."""
     path = database_of(home)
     gone = deleted_runs(path) if path and path.is_file() else set()
     names = [name for name, ref in refs.items() if ref.mlflow_run_id in gone]

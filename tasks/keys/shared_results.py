@@ -36,8 +36,8 @@ Publish = Callable[[Record], None]
 def shared_result(stage: str, key: str, home: Home) -> Iterator[Publish]:
     """Bring the results that serve a key here, or claim the key while the block computes.
 
-    The block gets a function that publishes its result. Without a shared store nothing happens. If the store does not
-    answer, the block computes for this machine alone.
+    The block gets a function that publishes its result. Without a shared store or an answer from it, the block computes
+    for this machine alone.
     """
     shared = open_shared_store()
     with ExitStack() as stack:
@@ -58,7 +58,7 @@ def _publish(shared: SharedStore | None, stage: str, key: str, home: Home, recor
 
 
 def shared_records(stage: str, key: str) -> tuple[Record, ...]:
-    """Return the records in the shared store that serve a key; none if there is no store, or no answer."""
+    """Return the records in the shared store that serve a key; none without a store or an answer."""
     shared = open_shared_store()
     try:
         return shared.records(stage, key) if shared else ()
@@ -96,7 +96,6 @@ def _brought_or_claimed(shared: SharedStore, stage: str, key: str, home: Home) -
 
 
 def _bring(shared: SharedStore, stage: str, key: str, home: Home) -> bool:
-    """Bring what the store has of a key; return True if it had a result."""
     cache, is_brought = StageCache(home.cache), False
     for record in shared.records(stage, key):
         try:
@@ -114,7 +113,6 @@ def _bring(shared: SharedStore, stage: str, key: str, home: Home) -> bool:
 
 
 def _is_here(stage: str, key: str, home: Home) -> bool:
-    """Return True if there is a present record here whose key is this one but for the outcome, with its artifact."""
     cache = StageCache(home.cache)
     plain = cache.find(stage, key)
     if plain is not None and (home.root / plain.ref.uri / MANIFEST).is_file():

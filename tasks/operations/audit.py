@@ -105,7 +105,6 @@ def _what(entry: AuditEntry) -> str:
 
 
 def _signature_errors(entries: Sequence[AuditEntry]) -> Iterator[str]:
-    """Yield decisions whose signature does not fit, at the time of the entry, or that state something else."""
     for each in entries:
         if each.action not in (APPROVE, REJECT):
             continue
@@ -125,9 +124,9 @@ def _signature_errors(entries: Sequence[AuditEntry]) -> Iterator[str]:
 
 
 def _promotion_errors(entries: Sequence[AuditEntry]) -> Iterator[str]:
-    """Yield promotions without the approval that ``promotion.toml`` asked for, or without a file that was there.
+    """Yield promotions without the approval or the file that they need.
 
-    A rollback to a version that no entry before made champion is a promotion without any approval.
+    A rollback to a version that no entry made champion before is such a promotion.
     """
     ruled: AuditEntry | None = None
     made = set[tuple[str, str, str]]()
@@ -147,13 +146,11 @@ def _promotion_errors(entries: Sequence[AuditEntry]) -> Iterator[str]:
 
 
 def _names(home: Home) -> set[str]:
-    """Return the names under which presets that were run here register models."""
     # Whoever made such a model in MLflow before can remove the tags by which it is known.
     return {f"{path.name}-{path.parent.name}" for path in home.cache.glob("*/*") if path.is_dir()}
 
 
 def _alias_errors(entries: Sequence[AuditEntry], registered: Mapping[str, ModelVersion]) -> Iterator[str]:
-    """Yield moves of a champion that the log lacks: seen by an entry, or by the registry now."""
     last: dict[str, AuditEntry] = {}
     seen: dict[str, str] = {}
     for each in entries:

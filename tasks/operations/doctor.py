@@ -321,7 +321,6 @@ def _is_planned(deployment: str) -> bool:
 
 
 def _ask(path: str, question: Mapping[str, Any] | None = None) -> Any:
-    """Return the answer of the Prefect server; raise ServiceError if it does not answer or refuses."""
     url = f"{os.environ[_PREFECT].rstrip('/')}/{path}"
     try:
         answer = httpx.post(url, json=dict(question or {}), timeout=_SERVICE_SECONDS, **access_to("Prefect"))
@@ -332,7 +331,6 @@ def _ask(path: str, question: Mapping[str, Any] | None = None) -> Any:
 
 
 def _install() -> str:
-    """Return the command that installs what is missing; a checkout has pinned versions."""
     return make_command("setup") or install_command("pipeline")
 
 

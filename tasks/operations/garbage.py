@@ -185,7 +185,6 @@ def _clean_result(scene: Scene, folder: Path, records: Sequence[Record]) -> bool
 
 
 def _versions(scene: Scene) -> Iterator[Waste]:
-    """Yield the weights of versions that this state directory made and that do not stay."""
     made, tracker = {(record.key, record.ref.sha256) for record in scene.records}, scene.tracker
     for each, version in ((each, each.version) for each in scene.versions if each.has_files):
         if tracker and version.sha256 not in scene.kept and (each.stage_key, version.sha256) in made:

@@ -55,7 +55,6 @@ def find_rows(home: Home, path: Path) -> tuple[int, list[str]]:
 
 
 def _read_prompts(path: Path, records: Iterable[Record]) -> frozenset[str]:
-    """Read the hashes of the prompts of a file with texts ``prompt``, or in the layout of a dataset of ``records``."""
     with contract_errors():
         source = read_source(path)
         lines = [(item.origin.line, item) for _, item in source.read(None)]
@@ -98,7 +97,6 @@ def _converted(source: Source, layout: Layout) -> Iterator[tuple[int, str]]:
 
 
 def _held(snapshot: Path, wanted: frozenset[str]) -> dict[str, frozenset[str]]:
-    """Return the wanted prompts of each side of a snapshot; nothing if its tables were removed."""
     tables = {shown: snapshot / f"{split}.parquet" for split, shown in _SPLITS.items()}
     return {
         shown: frozenset(prompt_hash(each) for some in read_column(table, "messages") for each in some) & wanted
@@ -113,7 +111,6 @@ def _versions(home: Home) -> Iterator[Mapping[str, str]]:
 
 
 def _descending(records: Sequence[Record], sha256: str) -> frozenset[str]:
-    """Return an artifact with all that were made from it, by the records of stages, the newest first."""
     found = {sha256}
     for record in reversed(records):
         read = {*read_by(record.ingredients).values()}

@@ -46,7 +46,7 @@ def prefect_variables(port: int, password: str) -> dict[str, str]:
 
 
 def mlflow_command(port: int, *options: str) -> list[str]:
-    """Return the command line of MLflow's server with password protection, without a line per request."""
+    """Return the command line of MLflow's server with password protection."""
     address = ("--host", HOST, "--port", str(port), "--workers", "1", "--uvicorn-opts", "--log-level warning")
     return [sys.executable, "-m", "mlflow", "server", *address, "--app-name", "basic-auth", *options]
 

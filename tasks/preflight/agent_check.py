@@ -58,7 +58,7 @@ def check_agent(
 ) -> AgentCheck:
     """Play an episode for each of the first ``count`` training prompts of an RL stage, and score them.
 
-    ``inputs``: folders of the artifacts of the stage's inputs, by name. ``start``: that of the starting checkpoint.
+    ``inputs``: folders of its artifacts by stage; ``start``: that of the starting checkpoint.
 
     Raises:
         RlcoreError: the model, the engine, the rewards or the sandbox cannot be used.

@@ -86,7 +86,6 @@ def unread_data(config: RunConfig) -> list[str]:
 
 
 def _value(settings: Any, key: str) -> float | None:
-    """Return the setting at a dotted key; None if this kind of stage has no such setting."""
     for part in key.split("."):
         settings = getattr(settings, part, None)
     return settings if isinstance(settings, int | float) else None

@@ -143,7 +143,6 @@ def check_data(
 
 
 def _unusable(folder: Path) -> Iterator[str]:
-    """List the reference answers with which ``math`` could grade no answer."""
     known: dict[str, str] = {}
     found: list[str] = []
     for split in ("train", "eval"):
@@ -222,7 +221,6 @@ def recognize(path: str) -> Recognition:
 
 
 def _without_grader(references: Sequence[str]) -> Mapping[int, str]:
-    """Return the reasons against reference answers that no verifier can use."""
     return unusable(references, Graders(kinds=VERIFIERS), {})
 
 

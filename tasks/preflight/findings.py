@@ -97,7 +97,6 @@ def row_findings(
 
 
 def _num_held_out(data: DatasetConfig, key: str, count: int) -> int | None:
-    """Return how many of ``count`` rows of a file are held out; None if that is unknown."""
     if not count:
         return None
     if data.eval_path:

@@ -93,7 +93,6 @@ def adapter_errors(config: RunConfig, stages: Collection[str]) -> Iterator[str]:
 
 
 def _to_send_adapter(engine: EngineConfig, rank: int, backend: str) -> Iterator[str]:
-    """Yield the settings to change so that the engine gets LoRA as such; none if it does, or if it is native."""
     if engine.kind == "native":  # float32 for a LoRA
         return
     if engine.urls:

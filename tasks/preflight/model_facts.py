@@ -1,7 +1,6 @@
 """Facts of a run's starting model, found from its files before anything is loaded.
 
-Finding them imports torch and transformers, builds the model without weights and tries its chat template, which takes
-most of a plan's time. They are remembered as long as files, code and installed packages are the same.
+Finding them takes most of a plan's time, so they are remembered as long as files, code and packages are the same.
 """
 
 from __future__ import annotations
@@ -98,7 +97,6 @@ def code_state() -> str:
 
 
 def _files(model: ModelConfig, home: Home, refs: Mapping[str, ArtifactRef]) -> ModelFiles | None:
-    """Return the files of the base; None if it must still be fetched, or has errors that are found without it."""
     if IMPORT in refs:
         folder = home.root / refs[IMPORT].uri / MODEL
         return ModelFiles(source=json.dumps({"folder": str(folder)}), digest=refs[IMPORT].sha256)
@@ -129,7 +127,7 @@ def _digest(files: Iterable[Path]) -> str:
 
 @remembered
 def _facts(source: str, digest: str, code: str) -> dict[str, Any]:
-    """Return :class:`ModelFacts` as JSON. ``digest``, ``code``: all that decides on them besides the source."""
+    """Return :class:`ModelFacts` as JSON."""
     from rlcore.models.architectures import max_positions  # brings transformers
     from rlcore.models.preview import model_size, preview_config
 

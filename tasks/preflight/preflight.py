@@ -142,7 +142,6 @@ def _lacks_tables(config: RunConfig, errors: Iterable[str]) -> bool:
 def _sizes(
     context: PreflightContext, stages: Collection[str], targets: Collection[str] | None, *, is_valid: bool
 ) -> tuple[list[str], list[str]]:
-    """Return lines on memory, disk and time, and errors: of an invalid preset only those of size."""
     config, home = context.config, context.home
     new = [name for name in stages if name not in context.refs]
     lines: list[str] = []
@@ -169,7 +168,6 @@ def _sizes(
 
 
 def _evaluates(config: RunConfig, target: str) -> bool:
-    """Return True if a stage of the pipeline is or needs an evaluation."""
     return target not in (*config.stages, "import_sft") and not target.startswith("prepare_")
 
 
@@ -184,7 +182,6 @@ def column_errors(config: RunConfig, stages: Collection[str], *, is_evaluated: b
 
 
 def _errors(config: RunConfig, path: str, term: RewardTerm, data: Collection[str]) -> Iterator[str]:
-    """Yield the error of a term, unless the rows of one of its datasets are not known before the run."""
     needed = columns_needed(term) if term.module else []
     names = [name for name in data if not term.data or name in term.data]
     if not needed or not all(name in config.data for name in names):
@@ -218,7 +215,6 @@ def time_lines(config: RunConfig, stages: Collection[str], home: Home) -> list[s
 
 
 def _seconds(config: RunConfig, name: str, cache: StageCache) -> float | None:
-    """Return the time of the newest run of a stage on this machine, scaled by its work; None if there is none."""
     machine, settings = known_machine(config.hardware).facts, _settings(config, name)
     records = [each for each in cache.records(name) if each.ingredients.get("machine") in (machine, {})]
     alike = [each for each in records if 1 / _ALIKE <= _ratio(settings, each) <= _ALIKE]
@@ -227,7 +223,6 @@ def _seconds(config: RunConfig, name: str, cache: StageCache) -> float | None:
 
 
 def _settings(config: RunConfig, name: str) -> dict[str, Any]:
-    """Return the settings that decide the work of a stage, by dotted key; none of an import or of data."""
     if name in config.stages:
         return flatten(to_dict(config.stages[name].settings))
     return flatten(to_dict(config.evaluation)) if name.startswith("evaluate_") else {}
@@ -239,7 +234,6 @@ def _factor(settings: Mapping[str, Any]) -> float:
 
 
 def _ratio(settings: Mapping[str, Any], record: Record) -> float:
-    """Return the work of these settings relative to that of an earlier run."""
     config = record.ingredients.get("config", {})
     before = _factor(flatten(config.get("stage") or config.get("evaluation") or {}))
     return _factor(settings) / before if settings and before else 1.0

@@ -103,7 +103,6 @@ def _episodes(path: str, episodes: EpisodeConfig) -> Iterator[str]:
 
 
 def _sandbox(path: str, terms: Sequence[RewardTerm]) -> Iterator[str]:
-    """Check the sandbox, which verifies programs of a policy unless a reward term needs none."""
     for place, term in enumerate(terms):
         is_walled = term.kind == "code" and term.options.get("backend", "bubblewrap") == "bubblewrap"
         if is_walled and shutil.which("bwrap") is None:
@@ -175,7 +174,6 @@ def approval_errors(config: RunConfig, home: Home) -> Iterator[str]:
 
 
 def _start(context: PreflightContext, name: str) -> Iterator[str]:
-    """Check that registered models for start or reference policy exist and have the run's tokenizer."""
     stage: StageConfig = context.config.stages[name]
     named = (
         (start_key(stage), named_start(stage)),

@@ -102,7 +102,7 @@ def first_prompts(data: DatasetConfig) -> FirstPrompts:
 
 @remembered
 def _first_prompts(spelled: str, digest: str, adapter: str, code: str) -> dict[str, Any]:
-    """Return :class:`FirstPrompts` as JSON. ``digest``, ``adapter``, ``code``: all that decides on them besides."""
+    """Return :class:`FirstPrompts` as JSON."""
     from rlcore.data_contracts.adapters.convert import first_rows  # brings pandera
     from rlcore.data_contracts.gate.reading import read_source
 

@@ -55,7 +55,7 @@ class Trial:
 
     @cached_property
     def text(self) -> str:
-        """The number of tried lines, named a sample if there are more."""
+        """Number of tried lines, as a sample if there are more."""
         return f"{self.num_lines} lines" if self.is_all else f"the first {self.num_lines} lines, a sample"
 
 
@@ -131,7 +131,6 @@ def _trial(
 
 
 def _question_and_reference(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the last message of a row and its reference; empty what the row, which may be wrong, has not."""
     messages = row["messages"]
     last = messages[-1] if isinstance(messages, list) and messages else {}
     found = last.get("content") if isinstance(last, Mapping) else "", row.get("reference")

@@ -127,7 +127,6 @@ def position_errors(
 
 
 def _agent_errors(config: RunConfig, positions: int, stages: Collection[str], evaluated: int) -> Iterator[str]:
-    """Yield the limits of agents' prompts that are below those of the data, or leave no room for completions."""
     for name in stages:
         stage = config.stages[name]
         if not (sampling := sampling_of(stage)) or not sampling.agent:
@@ -154,7 +153,6 @@ def disk_need(config: RunConfig, size: ModelSize, stages: Collection[str]) -> in
 
 
 def _working(rl: RlConfig, parameters: int) -> int:
-    """Estimate the bytes of the checkpoints that an RL stage keeps; those of LoRA are negligible."""
     if rl.update.lora.rank:
         return 0
     has_backbone = uses_critic(rl) and rl.critic.architecture == "separate"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class _Tables(Mapping[str, type]):
     """The tables of all kinds by name, each imported when it is read: kinds import presets.
 
-    It iterates over the kinds of the pipeline, and finds those that ``module:NAME`` names too.
+    It iterates over the pipeline's kinds, and finds ``module:NAME`` too.
     """
 
     def __getitem__(self, name: str) -> type:
@@ -80,7 +80,7 @@ def data_of(stage: StageConfig) -> tuple[str, ...]:
 
 
 def gold_pairs_of(stage: StageConfig) -> tuple[str, ...]:
-    """Return the datasets that a stage is tested on but not trained on; empty for most kinds."""
+    """Return the datasets that a stage is tested on but not trained on."""
     return cast(tuple[str, ...], getattr(stage, "gold_pairs", ()))
 
 
@@ -91,17 +91,17 @@ def shares_of(stage: StageConfig) -> Mapping[str, float]:
 
 
 def sampling_of(stage: StageConfig) -> SamplingConfig | None:
-    """Return the sampling settings of a stage; None if it samples nothing."""
+    """Return the sampling settings of a stage."""
     return cast(SamplingConfig | None, getattr(stage.settings, "sampling", None))
 
 
 def rewards_of(stage: StageConfig) -> tuple[RewardTerm, ...]:
-    """Return the reward terms by which a stage scores completions; empty if it scores none."""
+    """Return the reward terms by which a stage scores completions."""
     return cast(tuple[RewardTerm, ...], getattr(stage.settings, "rewards", ()))
 
 
 def judge_of(stage: StageConfig) -> JudgeConfig | None:
-    """Return the judge that compares the answers of a stage; None if it has none."""
+    """Return the judge that compares the answers of a stage."""
     return cast(JudgeConfig | None, getattr(stage.settings, "judge", None))
 
 
@@ -123,7 +123,7 @@ def reference_of(stage: StageConfig) -> str:
 
 
 def reference_key(stage: StageConfig) -> str:
-    """Return the key that :func:`reference_of` reads; empty if a stage has none."""
+    """Return the key that :func:`reference_of` reads."""
     return next((key for key in ("ref_policy", "baseline") if hasattr(stage, key)), "")
 
 
@@ -143,7 +143,7 @@ def curriculum_of(stage: StageConfig) -> DrawConfig | None:
 
 
 def critic_of(stage: StageConfig) -> CriticConfig | None:
-    """Return the critic's settings; None if a stage cannot have a critic."""
+    """Return the critic's settings."""
     return cast(CriticConfig | None, getattr(stage.settings, "critic", None))
 
 
@@ -153,7 +153,7 @@ def kl_of(stage: StageConfig) -> KlConfig | None:
 
 
 def rl_of(stage: StageConfig | None) -> RlConfig | None:
-    """Return the settings of an RL stage; None for others."""
+    """Return the settings of an RL stage."""
     return stage.settings if stage is not None and hasattr(stage.settings, "algorithm") else None
 
 
@@ -188,7 +188,7 @@ def start_of(stage: str, config: StageConfig) -> str:
 
 
 def ref_policy_of(stage: str, config: StageConfig) -> str:
-    """Return the reference policy of a stage, named as in :func:`start_of`; empty if it is the start itself."""
+    """Return the reference policy of a stage; empty if it is the start itself."""
     named = reference_of(config)
     return f"reference_{stage}" if named.startswith(REGISTRY) else named
 
@@ -260,7 +260,7 @@ def contrasts(config: RunConfig) -> tuple[tuple[str, str], ...]:
 
 
 def same_start_runs(config: RunConfig) -> tuple[tuple[str, ...], ...]:
-    """Return RL stages with the same starting checkpoint, if there are several. They are compared at equal cost."""
+    """Return groups of RL stages with one starting checkpoint, which are compared at equal cost."""
     groups: dict[str, list[str]] = {}
     for name, stage in checkpoints(config).items():
         if stage is not None and rl_of(stage):
@@ -322,7 +322,7 @@ def ancestors(config: RunConfig, name: str) -> frozenset[str]:
 
 
 def num_earlier_rl(config: RunConfig, name: str) -> int:
-    """Count the RL stages that the stage ``name`` builds on; stages of one start have the same number."""
+    """Count the RL stages that the stage ``name`` builds on."""
     return sum(each in rl_stages(config) for each in ancestors(config, name))
 
 
@@ -349,7 +349,7 @@ def required_by(config: RunConfig, targets: Collection[str]) -> tuple[tuple[str,
 
 
 def cycle_in(needed: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return stages that depend on each other, the first one repeated at the end; empty if there are none."""
+    """Return stages that depend on each other, the first one repeated at the end."""
     try:
         tuple(TopologicalSorter(needed).static_order())
     except CycleError as error:

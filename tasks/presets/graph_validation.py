@@ -122,7 +122,6 @@ def _reference(config: RunConfig, path: str, stage: StageConfig) -> Iterator[str
 
 
 def _is_taught(stage: StageConfig) -> bool:
-    """Return True if the KL to a reference policy rewards the stage, with or without other rewards."""
     kl = kl_of(stage)
     return kl is not None and bool(reference_of(stage)) and kl.apply_to == "reward"
 
@@ -296,7 +295,6 @@ def evaluation_errors(config: RunConfig) -> Iterator[str]:
 
 
 def _verifier_errors(config: RunConfig, known: Sequence[str]) -> Iterator[str]:
-    """Yield verifiers of unknown datasets and reward models, and those that cannot grade sampled pairs."""
     models = [name for name, stage in config.stages.items() if stage.kind == "reward_model"]
     sampled = [name for name, data in config.data.items() if data.is_sampled]
     for place, verifier in enumerate(config.evaluation.verifiers):

@@ -215,7 +215,6 @@ def type_text(kind: Any) -> str:
 
 
 def _value(holder: Any, name: str) -> Any:
-    """Return a field's value, from its inlined dataclass if it is inlined."""
     if hasattr(holder, name):
         return getattr(holder, name)
     inlined = [getattr(holder, each.name) for each in dataclasses.fields(holder) if each.metadata.get("inline")]
@@ -270,7 +269,7 @@ What a graph of datasets and stages can say: [Recipes](recipes.md).
 def as_toml(sections: Sequence[Section], found: Mapping[str, str]) -> str:
     """Format sections of a preset as TOML that reads back equal; comments describe each key and name its source.
 
-    ``found`` comes from :func:`rlcore.tasks.presets.key_reference.origins`.
+    ``found`` comes from :func:`origins`.
     """
     return "\n".join(line for section in sections for line in _section_lines(section, found))
 

@@ -27,7 +27,7 @@ _PLAIN = ("name", "path")  # last names that say nothing without the table aroun
 class PeerKey:
     """Row of the table; the head of ``peers.toml`` explains its fields.
 
-    ``only``: None if the key has a counterpart. ``defaults``: the peer's default by trainer, without those it has none.
+    ``only``: None if the key has a counterpart. ``defaults``: the peer's default by trainer.
     """
 
     peer: str
@@ -104,7 +104,6 @@ def _rows(path: str, kinds: Mapping[str, str]) -> list[PeerKey]:
 
 
 def _fits(row: PeerKey, kind: str) -> bool:
-    """Return True if a stage of ``kind`` ("" if it is unknown) has the key."""
     if not kind or kind in {KINDS[trainer] for trainer in row.trainers}:
         return True
     return row.ours.removeprefix("<stage>.") in keys_of(STAGE_KINDS[kind]) if kind in STAGE_KINDS else False

@@ -2,8 +2,7 @@
 
 ``promotion.toml`` of the state directory names the approvers. The state is in the audit log: an entry ``await`` is a
 request, later entries of the version are the decisions on it. A decision is a line of JSON with version, artifact,
-verdict, champion, digest of the request, decision, reason and time, signed by an ssh key. Another champion, verdict,
-candidate or ``promotion.toml`` makes a request void. A rejection is final until there is a new verdict.
+verdict, champion, digest of the request, decision, reason and time, signed by an ssh key.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class Standing:
 
     @property
     def until(self) -> datetime:
-        """Time at which the request ends."""
+        """End of the request."""
         return datetime.fromisoformat(self.request.details["until"])
 
     def is_about(self, details: Mapping[str, Any]) -> bool:
@@ -126,7 +125,7 @@ def ask_person(home: Home, tracker: Tracker, version: ModelVersion, grounds: Gro
 
 
 def statement(home: Home, subject: str, decision: str, reason: str) -> str:
-    """Return the document that a person signs to decide on a version.
+    """Return the document that a person signs to decide.
 
     Raises:
         PromotionError: the version awaits no decision.
@@ -167,7 +166,6 @@ def decide(home: Home, subject: str, *, decision: str, document: str, signature:
 
 
 def _apply(home: Home, tracker: Tracker, version: ModelVersion, standing: Standing) -> str:
-    """Apply the decision on a request, unless it was applied before; return a sentence."""
     details, subject = standing.request.details, subject_of(version)
     over = None if details["champion"] == NOBODY else find_number(tracker, version.name, details["champion"])
     if standing.rejection is not None:
@@ -229,7 +227,6 @@ def _require_stated(document: str, standing: Standing, subject: str, decision: s
 
 
 def _require_open(standing: Standing, version: ModelVersion, decision: str, time: datetime) -> None:
-    """Refuse a decision on a request that is decided, void or has ended, and one that was not signed during it."""
     again, subject = "run rlcore promote again: it compares with the present champion", subject_of(version)
     if standing.rejection is not None:
         raise PromotionError(

@@ -34,7 +34,6 @@ def rollout_traces(name: str, folders: Folders, pairs: Pairs) -> list[Trace]:
 
 
 def _scored(path: Path) -> list[dict[str, Any]]:
-    """Return the rollouts of an iteration that have a reward, in descending order, each with its ``branches``."""
     found: list[dict[str, Any]] = []
     for row in read_table(path).to_dict("records"):
         if row.get("branch"):
@@ -78,7 +77,6 @@ def _branch(row: Mapping[str, Any]) -> Step:
 
 
 def _turns(row: Mapping[str, Any]) -> tuple[Step, ...]:
-    """Return the turns of a sample with what each read before; nothing for a single turn."""
     calls, read, text, found = json.loads(row.get("calls", "[]")), dict[str, str](), str(row["text"]), list[Step]()
     for number, (turn, tool, output, _) in enumerate(calls, start=1):
         found.append(Step(name=f"turn {number}", inputs=read, outputs={"text": turn, "tool": tool}))

@@ -133,7 +133,7 @@ def differences(folders: Folders, pairs: Pairs, *, confidence: float) -> list[di
 def word_of(paired: PairedDifference, confidence: float) -> str:
     """Return ``better``, ``worse``, or ``no difference`` if the exact test does not reject it at 1 - ``confidence``.
 
-    The test decides and not the interval, which is slightly too narrow for a handful of changed answers.
+    The test decides and not the interval, which is too narrow for a handful of changed answers.
     """
     if paired.p_value > 1.0 - confidence:
         return "no difference"
@@ -166,7 +166,6 @@ def changed_samples(folders: Folders, pairs: Pairs) -> list[dict[str, Any]]:
 
 
 def _prompts(folders: Folders) -> dict[str, str]:
-    """Return the texts of all held-out prompts by id, with and without the dataset's name."""
     found: dict[str, str] = {}
     for stage, folder in folders.items():
         if stage.startswith(_PREPARE) and (folder / "eval.parquet").is_file():

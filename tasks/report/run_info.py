@@ -71,7 +71,6 @@ def model_facts(config: RunConfig, folders: Folders) -> dict[str, str]:
 
 
 def _parameters(folder: Path) -> tuple[int, str]:
-    """Count the parameters in the weights' files, and list their types, from the files' heads alone."""
     count, kinds = 0, set()
     for path in sorted(folder.glob("*.safetensors")):
         with path.open("rb") as file:

@@ -65,7 +65,7 @@ _written: list[Path] = []  # by this process: another one may write reports in t
 
 
 def last_report(home: Home) -> Path | None:
-    """Return the report that this process wrote last in a state directory; None if it wrote none."""
+    """Return the report that this process wrote last in a state directory."""
     return next((path for path in reversed(_written) if path.is_relative_to(home.root)), None)
 
 

@@ -137,7 +137,6 @@ def _head(path: Path) -> str:
 
 
 def _rl_lines(home: Home, refs: Mapping[str, ArtifactRef]) -> Iterator[str]:
-    """Return a line per RL run: mean reward, and fractions of truncated and formatted rollouts, first and last."""
     from rlcore.tasks.report.run_info import rollout_shapes
 
     folders = {name: home.root / ref.uri for name, ref in refs.items()}

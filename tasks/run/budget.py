@@ -40,7 +40,7 @@ WRITE_SECONDS = 5.0  # between two writes of an attempt's file
 
 
 class _LimitReached(KeyboardInterrupt):
-    """A reached limit, within a stage: the key, and a description of the amounts."""
+    """A reached limit, within a stage."""
 
     def __init__(self, key: str, text: str, *, higher: str) -> None:
         super().__init__(text)
@@ -187,6 +187,5 @@ def _shown(key: str, value: float) -> str:
 
 
 def _raised(limit: float, amount: float) -> str:
-    """Return a higher limit, as presets write it: twice the limit, or more if it was exceeded by more."""
     higher = max(2 * limit, limit + amount)
     return f"{math.ceil(higher)}" if isinstance(limit, int) else f"{math.ceil(1000 * higher) / 1000:.3f}"

@@ -1,12 +1,12 @@
 """Events: new snapshots, stopped runs, drift, and each act on a champion; and the outbox of messages for the team.
 
 A new snapshot goes to the Prefect server, where ``infra/automations.yaml`` starts a retraining. The others reach the
-team through the outbox, as do failed, crashed and missed runs (:mod:`rlcore.tasks.run.reconciliation`). Without
-a server an event is a line in the log, and an act is the line of its command.
+team through the outbox, as do failed, crashed and missed runs (:mod:`rlcore.tasks.run.reconciliation`). Without a
+server an event is a line in the log, and an act is the line of its command.
 
 The outbox has a file for each message in the state directory until it is delivered, in order and once. Any process of
-the state directory puts messages; :func:`deliver`, beside the worker, sends them. While a channel does not answer, its
-messages wait. Only a kill between a channel's answer and its note sends one again, with its ``id``.
+the state directory puts messages; :func:`deliver`, beside the worker, sends them. Only a kill between a channel's
+answer and its note sends one again, with its ``id``.
 """
 
 from __future__ import annotations
@@ -81,7 +81,6 @@ def _emit(event: str, preset: str, stage: str, text: str) -> None:
 
 
 def _tell(home: Home, event: str, about: str, text: str, *, key: str, time: str) -> None:
-    """Put a message into the outbox, if there is a server whose worker delivers it."""
     if os.environ.get("PREFECT_API_URL"):
         run = current_flow_run()
         name, url = (run.name, run.url) if run else ("", "")
@@ -107,7 +106,7 @@ def put(home: Home, *, key: str, event: str, about: str, text: str, run: str = "
 def deliver(home: Home) -> Iterator[str]:
     """Send what waits to each channel that has an address; yield a line for each channel that does not take it.
 
-    Without an address messages are not kept for later.
+    Messages without an address are dropped.
     """
     channels = {name: partial(_CHANNELS[name].send, address) for name, address in addresses().items()}
     waiting, sent = _folders(home)

@@ -61,7 +61,7 @@ _state = _State()  # signals belong to the process, and so does this state
 def interruptible() -> Iterator[None]:
     """Let SIGINT and SIGTERM end the block as :class:`Interruption`; the same command resumes it later.
 
-    Signals belong to the main thread; in other threads this has no effect.
+    No effect outside the main thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -82,10 +82,7 @@ def is_interrupted() -> bool:
 
 @contextmanager
 def own_signals() -> Iterator[None]:
-    """Handle signals as in :func:`interruptible`, if it was entered: Prefect installs its own handler around a flow.
-
-    Prefect's handler first reports the end to a server, which the same signal may have ended, and retries for minutes.
-    """
+    """Handle signals as in :func:`interruptible`, if it was entered: Prefect installs its own handler around a flow."""
     if threading.current_thread() is not threading.main_thread() or not _state.resumes:
         yield
         return
@@ -111,7 +108,7 @@ def track_stage(stage: str, work: Path) -> Iterator[None]:
 
 
 def interrupt_message() -> str:
-    """Return the message of an interrupted command: where the same command resumes, if it does."""
+    """Return the message of an interrupted command."""
     if not _state.resumes:
         return "interrupted"
     if not _state.stages:
@@ -135,7 +132,6 @@ def end_interrupted(error: KeyboardInterrupt) -> int:
 
 
 def _log_interruption() -> None:
-    """Log once to standard error, below the ``^C`` of a terminal."""
     if not _state.is_logged:
         _state.is_logged = True
         sys.stderr.write((f"\n{_SHOW_CURSOR}" if sys.stderr.isatty() else "") + interrupt_message() + "\n")

@@ -39,10 +39,7 @@ _PATIENCE = 5.0  # seconds between terminating a server and killing it
 
 @dataclass(frozen=True, kw_only=True)
 class Lease:
-    """Process of a run. ``flow_run_id`` is empty and ``attempt`` 0 under the inline engine.
-
-    The tag ``lease`` of MLflow runs has the name of the lease.
-    """
+    """Process of a run. ``flow_run_id`` is empty and ``attempt`` 0 under the inline engine."""
 
     host: str
     pid: int
@@ -75,8 +72,8 @@ def hold_lease(
 ) -> Iterator[str]:
     """Hold a lease while a pipeline runs and yield its name. The kernel releases it when the process dies.
 
-    The lease precedes the first MLflow run, which carries its name as a tag from the start. If ``is_over`` returns
-    False for the name, MLflow still shows a run as running: the lease stays, and the next start ends that run.
+    MLflow runs carry its name as the tag ``lease`` from the start. If ``is_over`` returns False for the name, MLflow
+    still shows a run as running: the lease stays, and the next start ends that run.
     """
     name = uuid.uuid4().hex
     lease = Lease(
@@ -88,10 +85,7 @@ def hold_lease(
 
 @contextmanager
 def leased(home: Home, experiment: str) -> Iterator[str]:
-    """Hold a lease while a command writes outside a pipeline: the next start removes the partial files of a kill.
-
-    Yields the name of the lease.
-    """
+    """Hold a lease while a command writes outside a pipeline: the next start removes the partial files of a kill."""
     with ExitStack() as stack:
         with startup_lock(home):
             name = stack.enter_context(hold_lease(home, experiment=experiment))
@@ -205,7 +199,6 @@ def _end(name: str, lease: Lease, home: Home) -> list[str]:
 
 
 def _crash_flow_runs(home: Home, alive: set[str]) -> Iterator[str]:
-    """Mark the flow runs of dead processes as crashed, except those that another process has resumed."""
     for path in sorted(home.leases.glob("*.flow")):
         flow = read_json(path)
         run, attempt, who = flow["flow_run_id"], flow["attempt"], flow["who"]

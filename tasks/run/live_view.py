@@ -101,7 +101,7 @@ class RunState(logging.Handler):
 
     @property
     def is_idle(self) -> bool:
-        """True between a stage's end and the next one's begin."""
+        """True between two stages."""
         return not (self._stage or self._phase)
 
     @property
@@ -155,7 +155,6 @@ class PlainLines(RunState):
 
 
 def _continued(known: Timed | None, each: Progress) -> Timed:
-    """Return progress with the beginning of the known one, unless it has begun anew."""
     is_same = known is not None and (known.progress.label, known.progress.total) == (each.label, each.total)
     if known is None or not is_same or fraction_of(each) < fraction_of(known.progress):
         return Timed(progress=each, began=time.monotonic(), first=each)
@@ -222,7 +221,7 @@ def _point(handler: logging.StreamHandler[TextIO], stream: TextIO) -> None:
 def sparkline(values: Sequence[float]) -> str:
     """Return a sparkline of the last values in eight heights, scaled from their minimum to their maximum.
 
-    ``sparkline([0, 1, 2])`` is ``▁▅█``: 1 is half way, 0.5 * 7 = 3.5, rounded to the even block 4.
+    ``sparkline([0, 1, 2])`` is ``▁▅█``: half of 7 is 3.5, rounded to the even 4.
     """
     last = list(values)[-_SPARKS:]
     if not last:

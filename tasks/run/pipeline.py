@@ -69,7 +69,6 @@ def open_pipeline(
 
 
 def _is_over(tracker: Tracker, experiment: str, lease: str, runs: Sequence[RunTracker]) -> bool:
-    """End what MLflow still shows as running; return True on success. ``runs``: the opened runs, if any."""
     if not all(run.is_over for run in runs):
         return False
     try:
@@ -150,11 +149,11 @@ def run_pipeline(
 ) -> Mapping[str, ArtifactRef]:
     """Run the targets' stages in order and write ``report``; return the artifacts by stage name.
 
-    Under Prefect each stage is a task of the flow run. The MLflow experiment gets one run for the pipeline, with a
-    child run for each computed stage.
+    Under Prefect each stage is a task of the flow run. MLflow gets a run for the pipeline, with a child for each
+    computed stage.
     Raises:
         ConfigError: a stage needs more memory than the GPU has.
-        StorageError: the shared store, if there is one, cannot be used.
+        StorageError: the shared store cannot be used.
         BudgetReachedError: a limit of the preset's budget is reached.
     """
     if shared := open_shared_store():
@@ -216,7 +215,6 @@ def _run_stage_task(
 def _publish(
     stage: Stage, config: RunConfig, ref: ArtifactRef, inputs: Mapping[str, ArtifactRef], run: PipelineRun
 ) -> None:
-    """Register the model and render the page of a stage under the preset's name, unless done before."""
     if stage.registered_as:
         register(stage, ref, inputs, preset=config.name, run=run)
     folder = page_folder(run.home, config.name, stage.name, ref)

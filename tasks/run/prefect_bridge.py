@@ -1,7 +1,7 @@
 """Bridge to Prefect: tasks and flows run under Prefect, or inline as plain functions.
 
 A task is a Prefect task exactly if it is called within a Prefect flow run. Elsewhere (inline engine, test, notebook) it
-is the function itself. The inline engine therefore imports no Prefect and calls no API.
+is the function itself. The inline engine thus imports no Prefect.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def report_progress(label: str, done: int, total: int, metrics: Mapping[str, flo
 def stage_logger(logger: logging.Logger, stage: str) -> Callable[[str], None]:
     """Return a function that logs lines of a stage from any thread.
 
-    Only the calling thread knows the flow run, whose page also shows the log.
+    Only the calling thread knows the flow run, whose page shows them too.
     """
     here = copy_context()
 
@@ -187,8 +187,7 @@ def _report(kind: str, label: str, content: str, **more: str) -> None:
 def emit_event(event: str, resource: Mapping[str, str], text: str) -> None:
     """Emit an event for automations; ``resource`` has labels, ``prefect.resource.id`` among them.
 
-    Prefect adds flow run, flow, deployment and tags. The event is sent in the background. Without a flow run it is a
-    line in the log.
+    Prefect adds flow run, flow, deployment and tags. Without a flow run it is a line in the log.
     """
     run = current_flow_run()
     if run is None:

@@ -80,7 +80,7 @@ def correction_of(record: Record, *, lives: bool) -> Correction:
 
 
 def watch(home: Home, *, pool: str, worker: str) -> NoReturn:
-    """Reconcile, and tell the team, for ever. A failed pass, for example without a server, is followed by the next."""
+    """Reconcile, and tell the team, for ever. A failed pass is followed by the next."""
     from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
     started, known = datetime.now(UTC), set[str]()
@@ -96,7 +96,7 @@ def watch(home: Home, *, pool: str, worker: str) -> NoReturn:
 
 
 def look(home: Home, *, pool: str, worker: str, started: datetime) -> list[str]:
-    """Make one pass over the server's records; return its lines. What fails keeps nothing else from being done."""
+    """Make one pass over the server's records; return its lines."""
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
@@ -170,13 +170,11 @@ def _flow_run_of(process: psutil.Process) -> str:
 
 
 def _unsettled(client: SyncPrefectClient, pool: str) -> Iterator[FlowRun]:
-    """Return the runs of a pool that have begun and not ended, and the most recent crashes."""
     for types in (["PENDING", "RUNNING", "CANCELLING"], ["CRASHED"]):
         yield from _runs(client, pool, {"state": {"type": {"any_": types}}})
 
 
 def _runs(client: SyncPrefectClient, pool: str, wanted: Mapping[str, Any]) -> list[FlowRun]:
-    """Return the runs of a pool that a filter of Prefect's takes, the last ended first."""
     from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
     from prefect.client.schemas.sorting import FlowRunSort
 

@@ -136,7 +136,7 @@ def changes(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfi
 
 
 def machines(origin: Origin, config: RunConfig) -> list[str]:
-    """Compare this machine with the one that made the version, in a line; empty if no model was computed."""
+    """Compare this machine with the one that made the version, in a line."""
     then, now = origin.record.ingredients.get("machine"), to_dict(find_machine(config.hardware))
     if then == {}:
         return []
@@ -150,8 +150,8 @@ def machines(origin: Origin, config: RunConfig) -> list[str]:
 def scratch_home(home: Home, origin: Origin, table: Sequence[Stage], config: RunConfig) -> Iterator[Home]:
     """Make a state directory below ``home`` with its own tracking database and the artifacts that the run starts from.
 
-    It stays, unless the block is killed: then the next command removes it. Each has a unique name: MLflow keeps a
-    removed database open and would continue to use it.
+    It stays, unless the block is killed: then the next command removes it. Its name is unique: MLflow would continue to
+    use a removed database.
     """
     prefix = f"reproduce-{origin.version.name}-{origin.version.version}-"
     scratch = Home(Path(tempfile.mkdtemp(prefix=prefix, dir=home.work)))
@@ -188,7 +188,6 @@ def compare(home: Home, origin: Origin, scratch: Home, refs: Mapping[str, Artifa
 
 
 def _place(document: dict[str, Any], key: str, path: str) -> None:
-    """Set the path of a file in the configuration; an item of a list by its number. A preset may lack the stage."""
     *tables, last = key.split(".")
     node: Any = document
     for name in tables:
@@ -200,7 +199,6 @@ def _place(document: dict[str, Any], key: str, path: str) -> None:
 
 
 def _collect(home: Home, origins: Origins, record: Record, chain: dict[str, Record]) -> None:
-    """Collect records, parents first; a model imported from the registry ends the search."""
     for stage, sha256 in read_by(record.ingredients).items():
         if stage in chain:
             continue
@@ -221,7 +219,6 @@ def _link_artifact(home: Home, scratch: Home, record: Record, stage: Stage, conf
 
 
 def _files(home: Home, ref: ArtifactRef) -> dict[str, str]:
-    """Return digests by path: of the model's files if the artifact has a model, else of all; empty if it is gone."""
     path = home.root / ref.uri / MANIFEST
     if not path.is_file():
         return {}

@@ -109,7 +109,6 @@ def note_past(home: Home, records: tuple[Record, ...], record: Record, folder: P
 
 
 def _prompts_of(snapshot: Path) -> pd.DataFrame:
-    """Return the prompts of training pairs, each once, as prefixes of their hashes."""
     import pandas as pd  # by a run that registers a model
 
     columns = read_column(snapshot / "train.parquet", "messages")

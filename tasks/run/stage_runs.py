@@ -53,7 +53,7 @@ class StepOutput:
 
 
 def noted_result(work: Path) -> StepOutput | None:
-    """Return the result that an attempt noted in its work folder before the store had it; None if it noted none."""
+    """Return the result that an attempt noted in its work folder before the store had it."""
     try:
         noted = read_json(work / _RESULT)
         return StepOutput(ref=ArtifactRef.from_json(noted["ref"]), metrics=noted["metrics"])
@@ -102,7 +102,7 @@ def log_result(
 def parameters(section: Mapping[str, Any]) -> Mapping[str, object]:
     """Return a stage's configuration under names that stages of one kind share, so that MLflow can compare their runs.
 
-    The stage's own settings lose the prefix ``stage``: the learning rates of two RL stages are one column.
+    The stage's own settings lose the prefix ``stage``.
     """
     own = section.get("stage")
     others = {name: value for name, value in section.items() if name != "stage"}

@@ -57,8 +57,8 @@ NO_LEVELS: Mapping[str, float] = MappingProxyType({})
 def run_stage(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef], run: PipelineRun) -> ArtifactRef:
     """Return the stage's artifact, running the stage if it is not cached.
 
-    A file lock makes concurrent processes compute a result once, a claim in the shared store other machines.
-    Errors of the stage propagate; earlier results and the work folder are kept.
+    A file lock, and a claim in the shared store, make concurrent processes compute a result once. Errors of the stage
+    propagate; earlier results and the work folder are kept.
     Raises:
         BudgetReachedError: a limit of the preset's budget is reached.
     """
@@ -156,7 +156,6 @@ def _log_continued(work: Path, tracker: RunTracker) -> None:
 
 
 def _recovered(stage: Stage, context: StageContext, store: ArtifactStore) -> StepOutput | None:
-    """Return the stored result of a killed attempt, unless the present rules end its run otherwise."""
     found = noted_result(context.work)
     if found is None or store.errors(found.ref) or other_stop(stage, context.config, store.path(found.ref)):
         return None
@@ -164,7 +163,6 @@ def _recovered(stage: Stage, context: StageContext, store: ArtifactStore) -> Ste
 
 
 def _with_outcome(ingredients: KeyInputs, stage: Stage, folder: Path) -> KeyInputs:
-    """Return the key inputs of the result in a folder: with its outcome, if a rule stopped the run."""
     stop = stage.continuation.recorded(folder)[1] if stage.continuation else None
     return {**ingredients, OUTCOME: stop} if stop else ingredients
 
@@ -191,7 +189,6 @@ def _write_record(record: Record, stage: Stage, config: RunConfig, run: Pipeline
 
 
 def _run_step(stage: Stage, config: RunConfig, context: StageContext) -> StageResult:
-    """Run the step. If a gate fails, show its page before the error is raised."""
     try:
         return stage.run(context)
     except RlcoreError:

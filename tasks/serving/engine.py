@@ -65,7 +65,7 @@ class VllmEngine:
         self._is_healthy = True
 
     async def generate(self, job: Job) -> AsyncGenerator[Piece]:
-        """Yield the pieces of a job; see :class:`rlcore.tasks.serving.engine.Engine`."""
+        """Yield the pieces of a job."""
         try:
             async with self._client.stream("POST", "/v1/completions", json=self._question(job)) as answer:
                 if answer.status_code != httpx.codes.OK:

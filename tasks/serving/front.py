@@ -193,7 +193,6 @@ class _Front:
             raise ApiError(400, error.what[:500], param="messages") from error
 
     def _ids(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
-        """Return the token ids of a prompt; of a text with special tokens parsed and the tokenizer's prefix."""
         if isinstance(prompt, str):
             return tuple(self._served.tokenizer.hf_tokenizer(prompt).input_ids)
         size = self._served.tokenizer.vocabulary_size
@@ -215,7 +214,6 @@ class _Front:
         return ApiError(400, text, code="context_length_exceeded")
 
     async def _pieces(self, jobs: Sequence[Job]) -> AsyncGenerator[Piece]:
-        """Yield the pieces of all jobs in order, each with the number of its choice in the reply."""
         for place, job in enumerate(jobs):
             async with aclosing(self._engine.generate(job)) as pieces:
                 async for piece in pieces:
@@ -227,7 +225,6 @@ class _Front:
             return reply.whole([piece async for piece in pieces])
 
     async def _events(self, reply: Reply, jobs: Sequence[Job]) -> AsyncGenerator[str]:
-        """Yield the events of a stream. A failure of the engine is its last event."""
         sent, num_tokens = Counter[int](), 0
         for each in reply.opening(len(jobs) * reply.options.n):
             yield each

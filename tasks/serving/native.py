@@ -58,7 +58,7 @@ class NativeEngine:
         self._max_rows = _MAX_ROWS  # reduced when memory runs out
 
     async def generate(self, job: Job) -> AsyncGenerator[Piece]:
-        """Yield the pieces of a job; see :class:`rlcore.tasks.serving.engine.Engine`."""
+        """Yield the pieces of a job."""
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece | BaseException | None]()
 
         def send(piece: Piece | BaseException | None) -> None:
@@ -93,7 +93,6 @@ class NativeEngine:
         return taken
 
     def _fit(self, jobs: Sequence[Job]) -> bool:
-        """Return True if jobs may be decoded together: rows, padded prompts, and positions up to the longest end."""
         longest, tokens = max(len(job.prompt_ids) for job in jobs), max(job.max_tokens for job in jobs)
         rows, prompts = sum(job.options.n for job in jobs), len({job.prompt_ids for job in jobs})
         fits = rows <= self._max_rows and prompts * longest <= _MAX_PREFILL_TOKENS
@@ -143,7 +142,7 @@ class _Choice:
 
     @property
     def is_due(self) -> bool:
-        """True if its text is to be decoded now. Decoding the whole text at each token would be quadratic."""
+        """True if its text is to be decoded: at each token that would be quadratic."""
         return len(self.ids) <= _ALWAYS_DECODED or len(self.ids) - self.looked > len(self.ids) // _ALWAYS_DECODED
 
 
@@ -187,7 +186,6 @@ class _Writer:
         return tokens, logprobs
 
     def _draw(self, logits: torch.Tensor, uniforms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Draw each row at its temperature; 0 takes the likeliest token."""
         temperatures = torch.tensor([row.job.options.temperature for row in self._rows], device=logits.device)
         is_greedy = temperatures == 0.0
         if is_greedy.all():
@@ -236,7 +234,6 @@ def _held_back(text: str, stops: Sequence[str]) -> int:
 
 
 def _begun(text: str, stop: str) -> int:
-    """Count the last characters of a text that begin a stop text."""
     place = text.find(stop[0], max(0, len(text) - len(stop) + 1))
     while place >= 0 and not stop.startswith(text[place:]):
         place = text.find(stop[0], place + 1)

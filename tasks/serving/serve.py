@@ -3,8 +3,7 @@
     serve_model(find_home(), "tiny-grpo@champion", host="127.0.0.1", port=8000)   # until Ctrl-C; returns the exit code
 
 Call ``configure_environment`` before. The front (``front``) is the same for both engines: vLLM if its environment
-exists, behind a loopback port with its own key, else the built-in engine. MLflow's server, ``mlflow models serve -m
-models:/tiny-grpo@champion --env-manager local``, works too, but has another protocol and no password.
+exists, behind a loopback port with its own key, else the built-in engine.
 """
 
 from __future__ import annotations
@@ -119,7 +118,6 @@ def vllm_command(python: str, registered: RegisteredVersion, *, port: int, eager
 
 
 def _token() -> str:
-    """Return the token that requests must carry, which must be valid in a header."""
     given = os.environ.get(TOKEN)
     if given is None:
         return secrets.token_urlsafe(32)

@@ -69,7 +69,7 @@ def _deciding(rl: RlConfig) -> RlConfig:
 
 @remembered
 def _facts(settings: str, code: str) -> dict[str, Any]:
-    """Return :class:`AlgorithmFacts` as JSON. ``code``: digest of the code that finds them."""
+    """Return :class:`AlgorithmFacts` as JSON."""
     from rlcore.algorithms.table import resolve_algorithm  # brings torch
     from rlcore.checks.settings import algorithm_errors
 

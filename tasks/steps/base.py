@@ -40,11 +40,11 @@ class TaskRunner(Protocol):
 class StageContext:
     """Input of a step.
 
-    ``stage`` is the name of its stage, with which keys in its errors begin (``stages.grpo.…``). ``folder`` becomes the
-    artifact. ``work`` survives a kill, and a resumed step finds it unchanged. ``inputs``: folders of the upstream
-    artifacts by stage name, read-only. ``config``: the selected sections. ``checkpoint_key``: key that checkpoints
-    must have, equal for runs of different lengths if these can continue each other. ``tracker``: the stage's MLflow
-    run. ``log`` shows a line to the user.
+    ``stage``: its stage's name, with which keys in errors begin (``stages.grpo.…``). ``folder`` becomes the artifact.
+    ``work`` survives a kill, and a resumed step finds it unchanged. ``inputs``: folders of the upstream artifacts by
+    stage name, read-only. ``config``: the selected sections. ``checkpoint_key``: key that checkpoints must have, equal
+    for runs of different lengths if these can continue each other. ``tracker``: the stage's MLflow run. ``log`` shows a
+    line to the user.
     """
 
     stage: str

@@ -27,7 +27,6 @@ def test_suite_filter() -> Iterator[RowFilter]:
 
 
 def _failures(sandbox: SandboxPool, trials: Sequence[Trial]) -> list[str]:
-    """Return for each program the first failed test and its result; empty if the program passed."""
     jobs = [Job(reference=trial.reference, code=trial.code, limits=_LIMITS, stop_early=True) for trial in trials]
     # INFRA here is a row whose tests cannot run at all: a broken sandbox fails when it starts.
     return [
@@ -43,7 +42,6 @@ def _failure(reference: str, outcomes: Sequence[RunResult]) -> str:
 
 
 def _shown(reference: str, place: int) -> str:
-    """Return a test in a few words: its assertion, the text that it reads, or the arguments of its call."""
     task = json.loads(reference, parse_int=lambda digits: int(digits[:_SHOWN]))  # long integers have no text
     test = task["tests"][place]
     name = "" if isinstance(test, str) else "input " if "input" in test else "args "

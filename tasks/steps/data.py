@@ -146,7 +146,6 @@ def _prepare(
     folder: Path,
     screen: Callable[[], AbstractContextManager[RowFilter | None]],
 ) -> GateReport:
-    """Write the snapshot while reading the rows; report and quarantine always, the rows if the gate passes."""
     with ExitStack() as stack, contract_errors():
         looked = stack.enter_context(screen())
         add = {split: stack.enter_context(table_writer(folder / f"{split}.parquet")) for split in ("train", "eval")}

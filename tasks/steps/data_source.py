@@ -76,7 +76,6 @@ def adapter_code(adapter: str) -> str:
 
 @remembered
 def _makes_rows(adapter: str, code: str) -> bool:
-    """Return True if an adapter generates its rows. ``code``: digest of its code."""
     from rlcore.data_contracts.adapters import convert  # brings pandera
 
     return convert.is_generator(adapter)
@@ -106,7 +105,6 @@ def check_options(kind: Kind, config: DatasetConfig) -> None:
 
 @remembered
 def _known_options(adapter: str, kind: Kind, code: str) -> tuple[list[str], bool]:
-    """Return :func:`convert.known_options`. ``code``: digest of the adapter's code."""
     from rlcore.data_contracts.adapters import convert
 
     options, takes_settings = convert.known_options(adapter, kind)

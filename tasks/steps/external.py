@@ -124,7 +124,6 @@ def agent_digests(agent: AgentConfig | None) -> list[tuple[str, str]]:
 
 
 def _digests(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield names and digests of a file, or of all files and links of a folder."""
     for each in files_below(path):
         is_link = each.is_symlink() and each != path
         name = str(Path(path.name, each.relative_to(path)))
@@ -132,7 +131,6 @@ def _digests(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _command_errors(agent: AgentConfig, path: str) -> Iterator[str]:
-    """Check that the command exists where agents run: on PATH, or in the working folder that has the files."""
     program, copied = agent.command[0], {Path(file).name: Path(file) for file in agent.files}
     search = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     is_relative = "/" in program and not Path(program).is_absolute()
@@ -177,10 +175,7 @@ def environment_errors(config: EpisodeConfig, path: str) -> list[str]:
 
 
 def evaluation_sections(config: RunConfig) -> Sections:
-    """Select the sections of an evaluation: its settings, machine, engine, and the episodes of its sampling stages.
-
-    These stages agree on episodes and agent.
-    """
+    """Select the sections of an evaluation: its settings, machine, engine, and the episodes of its sampling stages."""
     sampling = next(filter(None, map(sampling_of, config.stages.values())), None)
     found = {name: section_of(config, name) for name in ("evaluation", "hardware")}
     found |= {"engine": config.engine_of(config.evaluation)}
@@ -191,8 +186,7 @@ def evaluation_sections(config: RunConfig) -> Sections:
 def episodes_digests(config: EpisodeConfig) -> list[tuple[str, str]]:
     """Return names and digests of the files that episodes depend on, besides those of the library.
 
-    These are the search corpus, the environment with its custom imports, the tool descriptions that the policy reads
-    (docstrings, which no digest of code covers), and its files.
+    They include tool descriptions: docstrings, which no digest of code covers.
     Raises:
         DataError: a file cannot be read.
         ConfigError: the environment cannot be imported.

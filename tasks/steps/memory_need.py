@@ -97,8 +97,7 @@ def supervised_need(
 ) -> Need:
     """Return the memory of a supervised stage for a model of this size.
 
-    ``footprint``: the function of :mod:`rlcore.hardware.memory_plan`. ``adapter``: the key of the stage's LoRA rank
-    within its table, empty if it cannot have one.
+    ``footprint``: the function of :mod:`rlcore.hardware.memory_plan`. ``adapter``: the key of its LoRA rank.
     """
     own = config.stages[name].settings
     rank = attrgetter(adapter)(own) if adapter else 0

@@ -88,7 +88,6 @@ _REASONS: Mapping[str, Callable[[Sequence[str], int], list[str]]] = {
 
 
 def _with_own_scores(kind: str, found: Mapping[str, str]) -> list[str]:
-    """Return reasons against references; score those without one as answers to themselves."""
     answers = {each: known_answer(_prompt(each)) for each, reason in found.items() if not reason}
     rollouts = [_answered(each, answer) for each, answer in answers.items() if answer not in (None, "None")]
     if not rollouts:
@@ -137,7 +136,6 @@ def _foreign(reference: str) -> str:
 
 
 def _value(text: str) -> Any:
-    """Return the value of a text of JSON, or of a literal of Python; None if it is neither."""
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:

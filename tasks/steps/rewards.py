@@ -40,10 +40,7 @@ def open_reward_models(
     runtime: Runtime,
     policy: PreTrainedModel | AdaptedModel | None = None,
 ) -> dict[str, RewardModel]:
-    """Open the frozen reward models of terms, by stage: on the policy's base if they are LoRAs on it.
-
-    ``inputs``: folders of the artifacts, by stage.
-    """
+    """Open the frozen reward models of terms, by stage: on the policy's base if they are LoRAs on it."""
     folders = reward_model_folders(inputs, terms)
     return {name: MODELS["reward_model"](folder, name, runtime, policy) for name, folder in folders.items()}
 

@@ -27,7 +27,7 @@ WRITE_SECONDS = 5.0  # seconds between two writes of a fast loop
 
 
 class StageRecorder:
-    """Recorder to the stage's MLflow run, rollout tables and log; see :class:`rlcore.Recorder`."""
+    """Recorder to the stage's MLflow run, rollout tables and log."""
 
     def __init__(self, context: StageContext, num_iterations: int) -> None:
         self._context, self._num_iterations = context, num_iterations
@@ -70,8 +70,8 @@ class StageRecorder:
 class RolloutKeeper:
     """Keeper of all rollouts of a run: a file for each iteration, and a sample that MLflow shows.
 
-    The iterations of five seconds are checked together, since the cost hardly depends on the number of rows, and
-    written in the background. Call :meth:`write` before the tracker is flushed for a checkpoint, and at the end.
+    Iterations are checked together every five seconds, since the cost hardly depends on the number of rows, and written
+    in the background. Call :meth:`write` before the tracker is flushed for a checkpoint, and at the end.
     """
 
     def __init__(self, work: Path, tracker: RunTracker) -> None:

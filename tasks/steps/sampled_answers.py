@@ -73,7 +73,7 @@ def chosen_prompts(context: StageContext, tokenizer: ChatTokenizer) -> list[Prom
 
 
 def chunk_paths(context: StageContext, num_prompts: int) -> list[Path]:
-    """Return the file of each chunk, whether it exists or not."""
+    """Return the file of each chunk."""
     count = math.ceil(num_prompts / PROMPTS_PER_CHUNK)
     return [context.work / "chunks" / f"chunk-{number:05d}.parquet" for number in range(count)]
 
@@ -160,7 +160,7 @@ def sample_groups(
 
 
 def refuse_failing_grader(groups: Sequence[Sequence[ScoredRollout]], path: Path) -> None:
-    """Stop the run if the grader fails too often. The rollouts with their errors are then in a separate table.
+    """Stop the run if the grader fails too often. Its errors are then in a separate table.
 
     Raises:
         RewardError: the grader fails on more than a tenth of the rollouts.

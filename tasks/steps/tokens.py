@@ -56,7 +56,6 @@ def read_prompt_sets(
 
 
 def _require_own_rows(prompts: Sequence[Prompt], path: Path, *, scope: str) -> None:
-    """Check that each prompt has the messages and the reference answer of the snapshot's row of its id."""
     import pyarrow.parquet as pq
 
     columns = pq.read_table(path, columns=["prompt_id", "messages", "reference"]).to_pylist()

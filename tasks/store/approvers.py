@@ -1,13 +1,8 @@
 """People who approve promotions, and their signatures by ssh keys.
 
-``promotion.toml`` in the state directory names them, written by the account that owns the directory.
+``promotion.toml`` in the state directory names them in lines of allowed signers, written by the account that owns it.
 
 Neither a preset nor the model registry decides on this: whoever may change those could switch approvals off.
-
-```toml
-approvers = ["anna ssh-ed25519 AAAA…"]   # lines of ssh's allowed signers; an empty list: no approvals
-days = 7                                 # a request ends after these
-```
 
 ``ssh-keygen -Y`` signs a text, and verifies it against those lines (``man ssh-keygen``, ALLOWED SIGNERS). A signature
 covers the namespace ``rlcore``, so one that the key made for another purpose is refused.
@@ -61,7 +56,7 @@ class Approvers:
 
     @property
     def are_needed(self) -> bool:
-        """True if a promotion needs an approval."""
+        """True if promotions need an approval."""
         return bool(self.lines)
 
 
@@ -154,7 +149,6 @@ def verify(text: str, signature: str, allowed: str, *, at: datetime | None = Non
 
 
 def _armored(signature: str) -> str:
-    """Return a signature with its head, content and end on lines of their own."""
     found = _ARMOR.search(signature)
     content = re.sub(r"\s", "", found[1]) if found else ""
     if not re.fullmatch(r"[A-Za-z0-9+/]+=*", content):
@@ -178,6 +172,5 @@ def _run(action: str, *arguments: str, text: str | None = None) -> subprocess.Co
 
 
 def _reason(done: subprocess.CompletedProcess[str]) -> str:
-    """Return what ssh-keygen said of a failure, without the paths of temporary files."""
     lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
     return shown(re.sub(r"/\S*/allowed:", "line ", lines[0])) if lines else f"exit code {done.returncode}"

@@ -31,15 +31,9 @@ _START = ""  # digest before the first entry
 class AuditEntry:
     """One act.
 
-    Attributes:
-        number: Position in the log, from 1.
-        time: ISO 8601, UTC.
-        action: A word such as ``promote``, ``approve``, ``rollback``, ``gc``.
-        subject: Registered version such as ``tiny-grpo/4``, or ``home`` for an act on the whole state directory.
-        actor: Who did it: user and host, a flow run and its worker, or a signing key.
-        details: From, to, digest of the verdict, reason, counts: whatever the action needs.
-        previous: Digest of the entry before.
-        digest: SHA-256 over all other fields.
+    ``number``: from 1. ``time``: ISO 8601, UTC. ``action``: ``promote``, ``approve``, ``rollback``, ``gc`` or another.
+    ``subject``: a registered version such as ``tiny-grpo/4``, or ``home``. ``actor``: user and host, a flow run and its
+    worker, or a signing key. ``details``: whatever the action needs. ``digest``: SHA-256 over all other fields.
     """
 
     number: int

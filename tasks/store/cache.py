@@ -42,7 +42,7 @@ class Record:
 def describe_machine(machine: Mapping[str, object]) -> str:
     """Format the machine of a record: ``device=cpu precision=float32 instructions=AVX512 threads=1 …``.
 
-    The text is empty for a stage that computes with no model.
+    Empty without a model.
     """
     shown = {name: str(value) for name, value in machine.items() if value}
     return " ".join(f'{name}="{value}"' if " " in value else f"{name}={value}" for name, value in shown.items())
@@ -68,13 +68,13 @@ class StageCache:
     def records(self, stage: str) -> tuple[Record, ...]:
         """Return all records of a stage, earlier ones of a key too.
 
-        An unreadable one counts as absent, so that its stage is computed again.
+        An unreadable one counts as absent.
         """
         read = (_read(path) for path in sorted((self.folder / stage).glob("*.json")))
         return tuple(record for record in read if record is not None)
 
     def note_use(self, stage: str, key: str, preset: str) -> None:
-        """Note that a run of a preset needs a key: its result is found, or its work begins."""
+        """Note that a run of a preset needs a key."""
         used = self.folder / stage / preset / key
         used.parent.mkdir(parents=True, exist_ok=True)
         used.touch()
@@ -130,5 +130,5 @@ def _read(path: Path) -> Record | None:
 
 
 def _seal(document: Mapping[str, Any]) -> str:
-    """Return a digest of the other fields of a record, by which changed records are detected."""
+    """Return a digest of a record's other fields."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

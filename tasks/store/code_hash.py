@@ -153,7 +153,6 @@ def _from(statement: ast.ImportFrom, alias: ast.alias) -> ast.ImportFrom:
 def _reached(
     nodes: Iterable[ast.AST], package: str, named: Mapping[str, frozenset[str]], helpers: Mapping[str, ast.stmt]
 ) -> frozenset[str]:
-    """Return the imports of nodes, with the private functions and classes of the module that they name."""
     waiting, seen, found = list(nodes), set[str](), set[str]()
     while waiting:
         for node in ast.walk(waiting.pop()):
@@ -218,7 +217,7 @@ def source_digests(module: str) -> list[tuple[str, str]]:
 def libraries(module: str, *, chosen: Chosen = NOTHING_CHOSEN) -> frozenset[str]:
     """Return the external packages that the closure of ``module`` imports, at the top of a file or in a function.
 
-    Imports for type checkers do not count.
+    Those for type checkers do not count.
     """
     reached = _reach(module, chosen, None)
     found = {name for path in reached.values() for name in imported_packages(_text(path))}
@@ -245,10 +244,7 @@ def package_digest() -> str:
 
 @lru_cache(maxsize=1)
 def code_version() -> str:
-    """Return the commit of this checkout (``+dirty`` with changes), else ``RLCORE_CODE_VERSION``, else the version.
-
-    Images that are built from a commit set ``RLCORE_CODE_VERSION``.
-    """
+    """Return the commit of this checkout (``+dirty`` with changes), else ``RLCORE_CODE_VERSION``, else the version."""
     # An installation may be inside another repository: only rlcore's own tracks this file.
     if _git("ls-files", "--error-unmatch", str(Path(__file__).resolve())):
         commit = _git("rev-parse", "HEAD")
@@ -331,7 +327,6 @@ def _source(module: str, root: Path | None) -> Path | None:
 
 
 def _foreign(top: str) -> Path | None:
-    """Return the path of an external top-level module or package, without its suffix."""
     try:
         spec = importlib.util.find_spec(top)
     except ValueError:  # __main__ of an interactive session
@@ -354,7 +349,7 @@ def _digest(source: str) -> str:
 
 
 class _WithoutDocstrings(ast.NodeTransformer):
-    """Transformer that drops all bare strings; the result is compared, not compiled."""
+    """Transformer that drops all bare strings."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         is_text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

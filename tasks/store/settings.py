@@ -127,7 +127,7 @@ def configure_environment(home: Home) -> None:
 
 
 def configure_reading(home: Home) -> None:
-    """Call :func:`configure_environment` for a state directory that exists; otherwise create nothing.
+    """Call :func:`configure_environment` if the state directory exists.
 
     Raises:
         StorageError: as :func:`configure_environment`.

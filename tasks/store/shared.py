@@ -193,7 +193,7 @@ class Published:
 
 @dataclass(frozen=True)
 class SharedStore:
-    """Results at a URL. Every method raises :class:`rlcore.tasks.store.shared.RemoteError` if there is no answer."""
+    """Results at a URL. Methods raise as those of :class:`RemoteFolder`."""
 
     url: str
 

@@ -125,7 +125,7 @@ def require_known_formats(versions: Mapping[str, Any], where: object) -> None:
 
 
 def databases(home: Home) -> tuple[Database, ...]:
-    """Return the databases in the state directory that this process uses; external servers have their own."""
+    """Return the databases in the state directory that this process uses."""
     mlflow = Database(
         tool="mlflow",
         path=home.root / "mlflow.db",

@@ -71,7 +71,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def raise_on_full_disk(folder: Path) -> Iterator[None]:
-    """Convert any error of the block that was caused by a full disk.
+    """Convert errors of a full disk within the block.
 
     Raises:
         StorageError: instead of an error that was caused by a full disk or quota.
@@ -195,7 +195,7 @@ def read_json(path: Path) -> Any:
 def write_bytes(content: bytes, path: Path) -> None:
     """Write a file atomically: readers, also after a crash, see the old or the new content.
 
-    If writing fails, an old file is unchanged and no temporary file is left.
+    A failed write leaves no temporary file.
     """
     with _whole_file(path) as file:
         file.write(content)

@@ -40,7 +40,6 @@ def read_toml(path: Path, *, what: str) -> dict[str, Any]:
 
 
 def _excess(document: Mapping[str, Any]) -> str:
-    """Return the limit that a document exceeds, or ""."""
     level: list[Any] = [document]
     count = depth = 0
     while level and depth <= MAX_DEPTH and count <= MAX_VALUES:

@@ -1,8 +1,8 @@
 """Champion of a registered model: each move of an alias, recorded in the audit log.
 
-The aliases: ``champion`` (served), ``previous`` (target of a rollback), ``challenger`` (last version that was not
-promoted), ``candidate`` (version that awaits an approval; at most one). MLflow cannot move an alias conditionally, so
-all moves are made under a lock in the state directory. State directories that share a server share no lock.
+The aliases: ``champion``, ``previous``, ``challenger``, and ``candidate`` (awaits an approval; at most one). MLflow
+cannot move an alias conditionally, so all moves are made under a lock in the state directory. State directories that
+share a server share no lock.
 
 The audit log decides which version is champion: a move is recorded first, then applied, with the alias last. The next
 command completes a move of one that was killed, and refuses if the alias was moved by somebody else.
@@ -71,7 +71,7 @@ class Grounds:
 
 
 def subject_of(version: ModelVersion) -> str:
-    """Return the subject of a version's audit entries."""
+    """Return the subject of a version's entries."""
     return f"{version.name}/{version.version}"
 
 
@@ -86,7 +86,7 @@ def last_move(home: Home, name: str) -> AuditEntry | None:
 
 
 def is_move(entry: AuditEntry) -> bool:
-    """Return True if the act of an entry moved the champion."""
+    """Return True if an entry moved the champion."""
     return entry.action in (PROMOTE, ROLLBACK)
 
 
@@ -204,8 +204,7 @@ def roll_back(
 ) -> tuple[ModelVersion, AuditEntry]:
     """Roll back version ``version``; return the previous champion, which is champion again, and the act's entry.
 
-    ``previous`` then names the one before, so that rollbacks can be repeated. If the version was rolled back already,
-    nothing changes: a repeated call does not roll back a second version.
+    ``previous`` then names the one before. A repeated call does not roll back a second version.
     Raises:
         PromotionError: the version is not the champion, there is no previous one, or as for :func:`find_champion`.
     """
@@ -292,7 +291,6 @@ def _made_champion(tracker: Tracker, move: AuditEntry) -> ModelVersion | None:
 
 
 def _require_approved(home: Home, version: ModelVersion, details: Mapping[str, Any]) -> None:
-    """Refuse a promotion without the approval that ``promotion.toml`` asks for."""
     rules, where = read_approvers(home), f"registered model {version.name}"
     if not rules.sha256 and (earlier := [each for each in read_entries(home) if each.details.get("rules")]):
         raise PromotionError(
@@ -309,7 +307,7 @@ def _require_approved(home: Home, version: ModelVersion, details: Mapping[str, A
 
 
 def _complete(home: Home, tracker: Tracker, name: str) -> ModelVersion | None:
-    """Return the champion; apply the last move in the log if its command was killed. The lock is held."""
+    """Return the champion; apply the last move if its command was killed. The lock is held."""
     present, last = find_version(tracker, name, CHAMPION), last_move(home, name)
     if last is None:
         return present
@@ -328,7 +326,6 @@ def _complete(home: Home, tracker: Tracker, name: str) -> ModelVersion | None:
 
 
 def _apply_move(home: Home, tracker: Tracker, entry: AuditEntry, version: ModelVersion) -> None:
-    """Apply a recorded promotion or rollback, after which ``version`` is champion. The alias comes last."""
     name, details = version.name, entry.details
     _remove_candidate(tracker, name)  # it was compared with the champion that goes
     if entry.action == PROMOTE:
@@ -345,7 +342,6 @@ def _apply_move(home: Home, tracker: Tracker, entry: AuditEntry, version: ModelV
 
 
 def _remove_candidate(tracker: Tracker, name: str, *, unless: ModelVersion | None = None) -> None:
-    """End the wait of the candidate."""
     candidate = find_version(tracker, name, CANDIDATE)
     if candidate is not None and candidate != unless:
         remove_tag(tracker, candidate, _AWAITS)
@@ -353,7 +349,6 @@ def _remove_candidate(tracker: Tracker, name: str, *, unless: ModelVersion | Non
 
 
 def _remove_alias(tracker: Tracker, name: str, alias: str, *, of: ModelVersion | None = None) -> None:
-    """Remove an alias, or only if it points at ``of``."""
     holder = find_version(tracker, name, alias)
     if holder is not None and of in (None, holder):
         tracker.client.delete_registered_model_alias(name, alias)

@@ -58,7 +58,7 @@ def database_of(home: Home) -> Path | None:
 
 
 def require_made(home: Home) -> None:
-    """Refuse a state directory that does not exist, as for a command that only reads.
+    """Refuse a state directory that does not exist.
 
     Raises:
         StorageError: it does not exist.
@@ -134,10 +134,7 @@ def stored_version(path: Path, name: str, *, alias: str, number: str) -> dict[st
 
 
 def rewrite_artifact_paths(home: Home) -> int:
-    """Rewrite the file locations in the embedded database to this state directory; return their number.
-
-    The rewrite is atomic. Nothing is written if the state directory was not moved.
-    """
+    """Rewrite the file locations in the embedded database to this state directory; return their number."""
     path = home.root / "mlflow.db"
     if not path.is_file():
         return 0
@@ -155,7 +152,6 @@ def rewrite_artifact_paths(home: Home) -> int:
 
 
 def _moves(database: sqlite3.Connection, home: Home) -> Mapping[str, str]:
-    """Return the experiment folders of other locations, each with its folder in this state directory."""
     if not _has(database, "experiments", "artifact_location"):
         return {}
     root = home.mlartifacts.as_uri()

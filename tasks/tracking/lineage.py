@@ -131,7 +131,7 @@ def _unknown(stage: str, sha256: str) -> Ancestor:
 
 
 def nodes(root: Ancestor) -> Iterator[Ancestor]:
-    """Yield the results of a tree, each once, the nearest first."""
+    """Yield the results of a tree once each, the nearest first."""
     seen, level = dict.fromkeys([root, _EARLIER]), [root]
     while level:
         yield from level
@@ -167,7 +167,7 @@ def tree_text(tags: Mapping[str, str], root: Ancestor) -> str:
 
 
 def tree_lines(root: Ancestor) -> list[str]:
-    """Format the tree alone, a line for each ancestor."""
+    """Format the tree alone."""
     return _tree_lines(root, "", set())
 
 

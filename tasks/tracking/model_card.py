@@ -109,7 +109,6 @@ def _header(
 
 
 def _eval_results(evaluation: Record, data: Sequence[Mapping[str, Any]]) -> Iterator[EvalResult]:
-    """Yield metric, dataset, number of problems and interval; ``data``: reports of the rows that were read."""
     metrics = evaluation.metrics
     settings = evaluation.ingredients["config"].get("evaluation", {})
     problems = int(metrics.get("eval/problems", 0))
@@ -131,7 +130,6 @@ def _eval_results(evaluation: Record, data: Sequence[Mapping[str, Any]]) -> Iter
 
 
 def _dataset(data: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
-    """Return name, type and revision of the evaluated rows: the hub's if all are from one dataset of it."""
     sources = dict.fromkeys(str(each.get("source", "")) for each in data)
     if len(sources) == 1 and (match := _HUB.match(next(iter(sources)))):
         named = {"dataset_name": match["name"], "dataset_type": match["name"], "dataset_revision": match["revision"]}
@@ -270,7 +268,7 @@ _MORE = f"\n\n(The whole card is the file {CARD} of the model.)"
 def refresh_cards(home: Home, tracker: Tracker, versions: Iterable[ModelVersion]) -> None:
     """Write the cards of versions: after the registration, an evaluation, a decision, or a rollback.
 
-    Versions without a record in this state directory are unchanged. A repeated call changes nothing.
+    Versions without a record in this state directory are unchanged.
     """
     records = read_records(home)
     for version in versions:

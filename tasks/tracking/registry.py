@@ -64,7 +64,7 @@ class ModelVersion:
 def download_model(uri: str, folder: Path) -> Path:
     """Download a registered model (``models:/policy/3``, ``models:/policy@champion``) and return its checkpoint.
 
-    Each file is compared with its registered digest; versions of other tools have none.
+    Files are compared with their registered digests, if there are any.
     Raises:
         ModelError: there is no such model, its files were cleaned, or one of them is damaged.
     """
@@ -136,8 +136,7 @@ def find_by_sha256(tracker: Tracker, name: str, sha256: str) -> ModelVersion | N
 def read_version(home: Home, model: str) -> Mapping[str, str]:
     """Return name, number and tags of the version that ``tiny-grpo@champion`` or ``models:/tiny-grpo/3`` names.
 
-    Without a server they are read from MLflow's database directly: importing MLflow takes longer than the rest of a
-    lineage.
+    Without a server they are read without MLflow, whose import takes longer than the rest of a lineage.
     Raises:
         ModelError: there is none.
     """
@@ -183,7 +182,7 @@ def remove_tag(tracker: Tracker, version: ModelVersion, name: str) -> None:
 
 
 def set_alias(tracker: Tracker, version: ModelVersion, alias: str) -> None:
-    """Point an alias at a version; only :mod:`rlcore.tasks.tracking.champion` moves the champion."""
+    """Point an alias at a version."""
     tracker.client.set_registered_model_alias(version.name, alias, str(version.version))
 
 
@@ -270,7 +269,6 @@ def register_model(
 
 
 def _begun(run: RunTracker, label: str, sha256: str) -> LoggedModel | None:
-    """Return the logged model of this artifact that ``run`` already has."""
     query = f"source_run_id = '{run.run_id}' AND name = '{label}' AND tags.sha256 = '{sha256}'"
     found = run.client.search_logged_models([run.experiment_id], filter_string=query)
     return found[0] if found else None

@@ -126,7 +126,7 @@ class Tracker:
         return len(running)
 
     def get_run(self, run_id: str) -> Run | None:
-        """Return a run; None if there is none, or a person has deleted it or its experiment: it takes no writes."""
+        """Return a run; None if there is none, or it or its experiment was deleted."""
         run = none_if_missing(self.client.get_run, run_id) if run_id else None
         return run if run and run.info.lifecycle_stage == _ACTIVE else None
 
@@ -281,8 +281,8 @@ class RunTracker:
     ) -> None:
         """Log this run's metrics of a logged model on a dataset: MLflow compares models by these.
 
-        MLflow adds them to the run's curves too. Each therefore repeats the last point of its curve, including its
-        time, which MLflow does not store twice.
+        MLflow adds them to the run's curves, so each repeats the last point of its curve with its time, which is not
+        stored twice.
         """
         from mlflow.entities import Metric
 

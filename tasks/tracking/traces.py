@@ -49,7 +49,7 @@ def log_traces(tracker: Tracker, run_id: str, traces: Sequence[Trace]) -> None:
     """Store the missing traces of a run; the interface, newest first, lists them in this order.
 
     Their time is the run's end. Each costs tens of milliseconds of processor time, so they are few, and are stored
-    after a run. A run that MLflow does not have gets none.
+    after a run.
     """
     run = tracker.get_run(run_id) if traces else None
     if run is None:
@@ -65,7 +65,6 @@ def log_traces(tracker: Tracker, run_id: str, traces: Sequence[Trace]) -> None:
 
 
 def _id(run_id: str, trace: Trace) -> str:
-    """Return 32 hexadecimal digits."""
     content = {key: value for key, value in asdict(trace).items() if value or key != "steps"}
     return hashlib.sha256(json.dumps([run_id, content], sort_keys=True).encode()).hexdigest()[:32]
 
@@ -79,7 +78,6 @@ def _stored(tracker: Tracker, run: Run) -> set[str]:
 
 
 def _store(tracker: Tracker, run: Run, name: str, trace: Trace, moment: int) -> None:
-    """Store a trace in two transactions: first its spans, then its info."""
     from mlflow.tracing.client import TracingClient
 
     client = TracingClient(tracker.uri)
@@ -91,7 +89,6 @@ def _store(tracker: Tracker, run: Run, name: str, trace: Trace, moment: int) -> 
 
 
 def _placed(step: Step, parent: int | None, places: Iterator[int]) -> Iterator[tuple[int, int | None, Step]]:
-    """Yield the steps of a tree, parents first, each with its place and its parent's."""
     place = next(places)
     yield place, parent, step
     for each in step.steps:

@@ -49,7 +49,6 @@ def write_sampled_pairs(
 ) -> None:
     """Write as many pairs as the preset requests in contract columns, at most one per training prompt.
 
-    The checkpoint of the stage ``policy`` answers the datasets ``prompts``.
     Raises:
         DataError: all answers of the policy were right, or all were wrong.
     """

@@ -73,7 +73,6 @@ def prepare(
 
 
 def _refuse_leaks(context: StageContext, name: str, stages: Sequence[str]) -> None:
-    """Reject a dataset whose evaluation prompts are training prompts of a dataset prepared earlier."""
     config: DatasetConfig = context.config.data[name]
     exactly = is_exact(config)
     kept = {prompt_key(messages, is_exact=exactly) for messages in _prompts(context.folder / "eval.parquet")}
@@ -91,7 +90,6 @@ def _refuse_leaks(context: StageContext, name: str, stages: Sequence[str]) -> No
 
 
 def _refuse_shared_words(context: StageContext, size: int, name: str, stages: Sequence[str]) -> None:
-    """Reject evaluation prompts that share an n-gram of ``size`` words with training prompts prepared earlier."""
     for stage in stages:
         overlap = Overlap(list(_prompts(context.folder / "eval.parquet")), size=size)
         for some in read_column(context.inputs[stage] / "train.parquet", "messages"):

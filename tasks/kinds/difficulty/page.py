@@ -13,7 +13,7 @@ from rlcore.tasks.store.storage import read_json
 
 
 def difficulty_page(result: Result, folder: Path) -> str:
-    """Write ``difficulty.md``, with the number of prompts by pass rate, and ``histogram.png``."""
+    """Write ``difficulty.md`` and ``histogram.png``."""
     from rlcore.tasks.drawing import plots  # brings matplotlib
 
     summary = read_json(result.data / "difficulty.json")

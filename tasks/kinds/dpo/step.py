@@ -24,10 +24,7 @@ from rlcore.training.preferences import TokenPair, preference_sets
 
 
 def run_dpo(context: StageContext, *, start: str) -> StageResult:
-    """Train the checkpoint of the stage ``start``, which is also the reference policy, on preference pairs.
-
-    The artifact is a checkpoint of the same form.
-    """
+    """Train the checkpoint of the stage ``start``, which is also the reference policy, on preference pairs."""
     config: DpoConfig = context.config.stage.settings
     checkpoint = context.inputs[start] / MODEL
     tokenizer = verify_model(context.inputs[start], stage=start, model=checkpoint)

@@ -43,7 +43,7 @@ class DatasetDrift:
 
     @property
     def level(self) -> Level:
-        """Return the worst level of its columns, or ``refuse`` if a column cannot be compared.
+        """Return the worst level of its columns, or ``refuse`` if one cannot be compared.
 
         At most ``warn`` if the rows are excused.
         """

@@ -112,7 +112,7 @@ class Grader:
 def answers(
     sampler: Sampler, prompts: Sequence[Prompt], params: SamplingParams, grade: Grader, *, seed: int
 ) -> pd.DataFrame:
-    """Return a row per completion. A problem that could not be answered or graded counts as wrong, with its reason.
+    """Return a row per completion. A problem without answer or grade counts as wrong, with its reason.
 
     Prompts without reference answer are answered but not graded if their verifier needs one.
     """

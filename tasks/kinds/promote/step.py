@@ -41,7 +41,7 @@ _PRIMARY = ("accuracy", "win rate")
 def run_champion(context: StageContext, *, uri: str, sha256: str) -> StageResult:
     """Import the champion's files from the registry, verified like every external checkpoint.
 
-    ``sha256`` of the registered artifact is in the record, by which a lineage finds its origin.
+    ``sha256``: in the record, by which a lineage finds its origin.
     """
     return import_registered(context, uri)
 
@@ -97,7 +97,6 @@ def run_promote(
 def _figures(
     context: StageContext, answers: Mapping[str, pd.DataFrame], settings: PromotionConfig
 ) -> tuple[PairedMetric, list[PairedMetric]]:
-    """Return the primary metric and the guards: by the win rate if there is one, else by accuracy."""
     if WINS in context.inputs:
         wins = wins_of(read_table(context.inputs[WINS] / "verdicts.parquet"))
         primary, guards = compared_by_wins(wins, answers["champion"], answers["challenger"], settings)
@@ -219,7 +218,7 @@ def wins_of(table: pd.DataFrame) -> Values:
 def compared_by_wins(
     wins: Values, champion: pd.DataFrame, challenger: pd.DataFrame, settings: PromotionConfig
 ) -> tuple[PairedMetric, list[PairedMetric]]:
-    """Return the win rate by prompt against ½, with accuracy as a guard if enough of them are graded.
+    """Return the win rate by prompt against ½, with accuracy as a guard if enough are graded.
 
     Raises:
         DataError: as :func:`compared`.
@@ -251,7 +250,7 @@ def asked_both(champion: pd.DataFrame, challenger: pd.DataFrame, *, margin: floa
 
 
 def comparison_digest(primary: PairedMetric, guards: Sequence[PairedMetric], settings: PromotionConfig) -> str:
-    """Return a digest of the metrics and limits of a decision. Changing either counts as one more look."""
+    """Return a digest of the metrics and limits of a decision."""
     figures = [
         [each.name, each.margin, each.champion.tolist(), each.challenger.tolist()] for each in (primary, *guards)
     ]

@@ -13,7 +13,7 @@ from rlcore.tasks.store.storage import read_json
 
 
 def rejection_page(result: Result, folder: Path) -> str:
-    """Write ``rejection.md``: sampled, verified and kept answers by task."""
+    """Write ``rejection.md``."""
     summary = read_json(result.data / "rejection.json")
     yields = {"all": summary["all"], **summary["tasks"]}
     page = render(yields, summary["dropped"], confidence=result.confidence)

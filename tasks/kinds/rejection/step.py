@@ -89,7 +89,7 @@ def write_demonstrations(
 
 
 def demonstration(prompt: Prompt, kept: Candidate, prefill: str, *, tool_role: str = "tool") -> dict[str, Any]:
-    """Return a kept answer as a row of demonstrations, with ``prefill``, which the template writes before a turn.
+    """Return a kept answer as a row of demonstrations, with the template's ``prefill``.
 
     The answer's tool calls are turns before it, each followed by the tool's output as a message of ``tool_role``.
     """
@@ -109,7 +109,7 @@ def demonstration(prompt: Prompt, kept: Candidate, prefill: str, *, tool_role: s
 def write_summary(
     context: StageContext, candidates: Sequence[Candidate], selection: Selection, report: GateReport
 ) -> StageResult:
-    """Write ``rejection.json`` with the counts of sampled, verified and kept answers, and return the stage's result."""
+    """Write ``rejection.json``, and return the stage's result."""
     config: RejectionConfig = context.config.stage.settings
     figure = partial(summarize, config=config, seed=context.seed, confidence=context.config.confidence)
     total = figure(candidates, selection.kept)

@@ -42,8 +42,8 @@ def run_reward_gate(
     """Check the reward model of the stage ``model`` against the champion's, ``previous``, on pairs outside ``seen``.
 
     ``previous`` and ``seen`` (its preferences) are digests of artifacts; ``previous`` is empty if no reward model of
-    that name trained the champion, so that there is none to compare with. ``registered``: its registered name. Pairs
-    whose prompt trained the previous model are left out, so that both are measured on new prompts.
+    that name trained the champion. ``registered``: its registered name. Pairs whose prompt trained the previous model
+    are left out, so that both are measured on new prompts.
     Raises:
         DataError: no held-out pair is left, or the champion's reward model is not available.
         TrainingError: a check failed. The page stays in the work folder, which the error names.
@@ -73,7 +73,7 @@ def run_reward_gate(
 def compared(margins: Sequence[Margins], prompts: Sequence[int], settings: RetrainConfig) -> tuple[Check, ...]:
     """Return the checks from margins ``r_chosen - r_rejected`` [P] of the new reward model, then of the previous.
 
-    ``prompts`` [P]: a number for the prompt of each pair. Pairs of one prompt are dependent and count as fewer.
+    ``prompts`` [P]: a number for the prompt of each pair. Pairs of one prompt are dependent.
     Raises:
         NonFiniteError: a margin is not finite.
     """
@@ -138,7 +138,6 @@ def stored_margins(folder: Path, rows: Sequence[PairRow], config: Sections, runt
 
 
 def _champions_own(registered: str, sha256: str, work: Path) -> Path:
-    """Load the reward model that trained the champion, from this state directory or the registry."""
     store = ArtifactStore(find_home().root)
     ref = ArtifactRef(kind="reward_model", uri=f"artifacts/reward_model/{sha256}", sha256=sha256, bytes=0)
     if not store.errors(ref):
@@ -155,7 +154,6 @@ def _champions_own(registered: str, sha256: str, work: Path) -> Path:
 
 
 def _unseen(rows: Sequence[PairRow], seen: Sequence[Path]) -> list[PairRow]:
-    """Return the pairs whose prompts are in none of these records of training prompts."""
     known = {prompt for path in seen for some in read_column(path, "prompt") for prompt in some}
     left = [row for row in rows if not {each[:SEEN_DIGITS] for each in prompt_hashes([row])} & known]
     if not left:

@@ -100,7 +100,6 @@ def _num_steps(config: RewardModelConfig, pairs: list[TokenPair]) -> int:
 
 
 def _score_pairs(learner: RewardLearner, pairs: list[TokenPair], members: tuple[RewardScale, ...]) -> HeldOut:
-    """Score the completions of pairs, without the length bias if the members' scales correct it."""
     sequences: list[TokenSequence] = different_sequences(pairs)
     raw = learner.scores(sequences)
     lengths = lengths_of([sequence.completion_ids for sequence in sequences])
@@ -175,7 +174,6 @@ def pair_accuracy_of(held_out: HeldOut, *, confidence: float) -> Interval:
 
 
 def _margins(held_out: HeldOut) -> tuple[quality.Floats, np.ndarray]:
-    """Return the score difference of chosen and rejected side of each pair, and the number of its prompt."""
     scores = held_out.scores.double().numpy()
     return margins_of(scores, held_out.pairs), numbered([pair.prompt_ids for pair in held_out.pairs])
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def curriculum_prompts(context: StageContext, draw: DrawConfig, prompts: Sequence[Prompt]) -> list[Prompt]:
     """Return the prompts of each dataset within the band, repeated by their number of occurrences in an epoch.
 
-    The result depends only on the recorded pass rates and the seed, so a resumed run draws the same prompts.
+    A resumed run draws the same prompts.
     Raises:
         DataError: no prompt of a dataset is in the band.
     """

@@ -62,7 +62,7 @@ class Point:
 
 
 def points(history: plots.History) -> tuple[Point, ...]:
-    """Return the evaluations of a run that measures its KL, in order; none of other runs."""
+    """Return the evaluations of a run that measures its KL, in order."""
     gamed, found = RewardHacking(), []
     for place, row in enumerate(history):
         lost = gamed(history, place)

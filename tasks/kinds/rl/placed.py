@@ -103,7 +103,7 @@ def _reward_here(
     tokenizer: ChatTokenizer,
     policy: Policy | None,
 ) -> tuple[WeightedReward, Mapping[str, RewardModel]]:
-    """Open the reward and its models in this process. Without terms, only the KL to ``ref_policy`` trains."""
+    """Open the reward and its models. Without terms, only the KL to ``ref_policy`` trains."""
     if not rl.rewards:
         return WeightedReward(()), {}
     models, budget = open_reward_models(context.inputs, rl.rewards, runtime, policy), rl.update.tokens_per_microbatch
@@ -130,7 +130,6 @@ def _engine_here(
 
 
 def _plan(context: StageContext, rl: RlConfig) -> LearnerPlan:
-    """Plan the learner: the policy from the stage's start, the critic from it or from a reward model."""
     source = rl.critic.init_from
     critic = START if source == "policy" else source
     start, critic_start, reference = (context.inputs[name] / MODEL for name in (START, critic, REFERENCE))

@@ -47,8 +47,6 @@ def run_online_rl(context: StageContext, *, stage: str, start: str, reference: s
     ``stage``: the name under which progress is shown. ``reference``: the stage whose policy KL is measured to.
     ``earlier``: the number of RL stages before it, so that stages that build on each other draw prompts in different
     orders.
-
-    The artifact is the trained policy.
     """
     context = replace(context, seed=seed_after(context.seed, earlier))
     for name in dict.fromkeys((start, reference)):
@@ -59,7 +57,7 @@ def run_online_rl(context: StageContext, *, stage: str, start: str, reference: s
 
 
 def seed_after(seed: int, earlier: int) -> int:
-    """Return the seed of an RL stage that builds on ``earlier`` others; the first one's is the run's own."""
+    """Return the seed of an RL stage that builds on ``earlier`` others."""
     return derive_seed(seed, "rl stage", earlier) if earlier else seed
 
 
@@ -113,7 +111,6 @@ def _stopped(outcome: TrainResult) -> dict[str, Any] | None:
 
 @contextmanager
 def _open_components(context: StageContext, runtime: Runtime) -> Iterator[Components]:
-    """Open all components of a run. Engine and reward workers end when the context closes."""
     stage: RlStage = context.config.stage
     evaluation: EvaluationConfig = context.config.evaluation
     tokenizer = ChatTokenizer.load(context.inputs[START] / MODEL)
@@ -152,7 +149,6 @@ def _open_components(context: StageContext, runtime: Runtime) -> Iterator[Compon
 
 
 def _monitored(context: StageContext, config: EvaluationConfig, tokenizer: ChatTokenizer) -> list[Prompt]:
-    """Return the held-out problems that can be graded, for evaluation during training."""
     asked = read_prompt_sets(context, config.data, "eval", tokenizer, limit=config.num_monitor_problems)
     found = [prompt for prompt in asked if config.grades(prompt.dataset, has_reference=prompt.has_reference)]
     if asked and not found:
@@ -161,7 +157,6 @@ def _monitored(context: StageContext, config: EvaluationConfig, tokenizer: ChatT
 
 
 def _longest_text(context: StageContext, learner: LearnerProtocol, prompts: Sequence[Prompt]) -> int:
-    """Return the tokens of the longest prompt and its completion, which the model's context must hold."""
     sampling: SamplingConfig = context.config.stage.settings.sampling
     max_new_tokens = sampling.max_new_tokens
     positions = max_positions(learner.facts.config) or sys.maxsize

@@ -24,10 +24,7 @@ from rlcore.training.sft import SftLearner, run_sft_steps
 
 
 def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> StageResult:
-    """Train the checkpoint of the stage ``start`` on the demonstrations of the stages ``data``.
-
-    The artifact is a checkpoint of the same form.
-    """
+    """Train the checkpoint of the stage ``start`` on the demonstrations of the stages ``data``."""
     config: SftConfig = context.config.stage.settings
     checkpoint, folders = context.inputs[start] / MODEL, [context.inputs[stage] for stage in data]
     tokenizer = verify_model(context.inputs[start], stage=start, model=checkpoint)
@@ -59,10 +56,7 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
 
 
 def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Demonstration]:
-    """Read the demonstrations of a split, checking that answers match their prompts.
-
-    Each assistant turn is trained on, including its end-of-turn token.
-    """
+    """Read a split; each assistant turn is trained on, including its end-of-turn token."""
     texts = [(row.messages, row.completion) for row in read_demonstrations(path)]
     made = [render_conversation(tokenizer, messages, completion) for messages, completion in texts]
     require_demonstrations(texts, made, tokenizer)

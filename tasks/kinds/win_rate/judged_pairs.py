@@ -1,7 +1,4 @@
-"""Pairs of a win rate: sampled answers and human pairs, and a judge's results on them, in chunks on disk.
-
-A resumed stage keeps complete chunks and requests only the missing results.
-"""
+"""Pairs of a win rate: sampled answers and human pairs, and a judge's results on them, in chunks on disk."""
 
 from __future__ import annotations
 
@@ -106,7 +103,7 @@ def answer(
 def human_pairs(context: StageContext, tokenizer: ChatTokenizer) -> list[JudgedPairs]:
     """Return the requested number of held-out human pairs, the better answer first; the seed chooses them.
 
-    The result is empty if the stage names no datasets of human pairs.
+    Empty without datasets of human pairs.
     Raises:
         DataError: the datasets hold out none.
     """
@@ -226,5 +223,5 @@ def _refuse(errors: Counter[str], limit: float, count: int, *, where: str) -> No
 
 
 def _question(row: PairRow) -> str:
-    """Return the key of a pair's question. Pairs of one question are dependent in the audit's intervals."""
+    """Return the key of a pair's question: pairs of one are dependent in the audit's intervals."""
     return json.dumps([[message.role, message.content] for message in row.messages])
