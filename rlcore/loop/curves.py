@@ -3,8 +3,8 @@
     with closing(TensorBoard(Path("curves"), run="first")) as curves:
         rlcore.train(components, CurveRecorder(curves, LogRecorder(num_iterations)))
 
-After a kill and a resume, each step is recorded once: steps that the tool already has are dropped. Metrics are
-recorded, but no rollouts.
+After a kill and a resume, each step is recorded once: steps that the tool already has are dropped. The steps after the
+last checkpoint are computed again, so that none is lost. Metrics are recorded, but no rollouts.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ class Curves(Protocol):
 
 
 def _import(package: str, module: str = "") -> Any:
+    """Import a tool's module.
+
+    Raises:
+        ConfigError: its package is not installed.
+    """
     try:
         return import_module(module or package)
     except ImportError as error:
@@ -65,20 +70,23 @@ class TensorBoard:
         self._writer = _import("tensorboard", "torch.utils.tensorboard").SummaryWriter(str(place))
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add a point to each curve."""
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 
     def flush(self) -> None:
+        """Write the event file."""
         self._writer.flush()
 
     def close(self) -> None:
+        """Close the event file."""
         self._writer.close()
 
 
 class Wandb:
     """A run of Weights & Biases with the id ``run``; ``WANDB_MODE=offline`` keeps it in ``folder``.
 
-    A killed process loses what W&B had not written, so ``folder`` has each point in a journal, from which the next
+    A killed process loses what W&B had not written, so that ``folder`` has each point in a journal, from which the next
     process records the lost ones. Offline it records all of the killed process again, and renames that one's folder to
     ``replaced-…``, which ``wandb sync`` does not read.
 
@@ -124,6 +132,7 @@ class Wandb:
         self._journal.flush()
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics at the step."""
         self._note({"step": step, "metrics": dict(metrics)})
         self._run.log(dict(metrics), step=step)
 
@@ -131,15 +140,17 @@ class Wandb:
         """Do nothing: the journal is written at once."""
 
     def close(self) -> None:
+        """End the run."""
         self._run.finish()
         self._note({"closed": True})
         self._journal.close()
 
 
 def _read_journal(file: Path) -> list[Mapping[str, Any]]:
+    """Return the entries of a journal, without a line that a kill has cut."""
     found = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
-        with suppress(ValueError):  # a kill may have cut the last line
+        with suppress(ValueError):
             found.append(json.loads(line))
     return found
 
@@ -161,6 +172,7 @@ class Trackio:
             self._run = trackio.init(project, run, config=dict(config or {}), resume="allow", **options)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics at the step."""
         self._run.log(dict(metrics), step=step)
         self._last = step
 
@@ -171,6 +183,7 @@ class Trackio:
             time.sleep(0.05)
 
     def close(self) -> None:
+        """End the run."""
         with redirect_stdout(io.StringIO()):
             self._finish()
 
@@ -206,6 +219,7 @@ class CurveRecorder:
         self._curves, self._inner = curves, inner
 
     def log(self, text: str) -> None:
+        """Pass the sentence on."""
         self._inner.log(text)
 
     def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
@@ -215,9 +229,11 @@ class CurveRecorder:
             self._curves.write(iteration, metrics)
 
     def rollouts(self, iteration: int, sampled: SampledGroups[list[ScoredRollout]]) -> None:
+        """Pass the rollouts on."""
         self._inner.rollouts(iteration, sampled)
 
     def stopped(self, stop: HealthStop) -> None:
+        """Pass the stop on."""
         self._inner.stopped(stop)
 
     def flush(self) -> None:

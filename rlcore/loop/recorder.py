@@ -23,6 +23,8 @@ class HealthStop:
     """A stop by a health rule after ``iteration``.
 
     Attributes:
+        finding: The rule that stopped the run.
+        iteration: Last iteration of the run.
         restored_iteration: Newest iteration that every rule confirmed as healthy, or 0. The result is this iteration.
     """
 
@@ -64,15 +66,18 @@ class LogRecorder:
         self._num_iterations, self._logger = num_iterations, logging.getLogger("rlcore")
 
     def log(self, text: str) -> None:
+        """Log the sentence."""
         self._logger.info("%s", text)
 
     def metrics(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Log the summary line of an iteration."""
         self.log(summary_line(iteration, self._num_iterations, metrics))
 
     def rollouts(self, iteration: int, sampled: SampledGroups[list[ScoredRollout]]) -> None:
         """Do nothing."""
 
     def stopped(self, stop: HealthStop) -> None:
+        """Log the stop as a warning."""
         self._logger.warning("%s", stop)
 
     def flush(self) -> None:
