@@ -104,11 +104,7 @@ def every_target(preset: str, overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def _whole(draft: Draft, home: Home, preset: str) -> RunConfig:
-    """Return the configuration of a draft without errors of keys, values and graph.
-
-    Raises:
-        ConfigError: with these errors, and those of the files that the preset names.
-    """
+    """Return a draft's configuration, or raise its errors with those of the files that the preset names."""
     if draft.errors and (draft.config is None or not _names_files(draft.config)):
         return draft.whole
     config = draft.config
@@ -123,7 +119,6 @@ def _whole(draft: Draft, home: Home, preset: str) -> RunConfig:
 
 
 def _names_files(config: RunConfig) -> bool:
-    """Return True if the preset names rows, a model or functions of the user, which can be checked by themselves."""
     terms = [term for stage in config.stages.values() for term in terms_of(stage).values()]
     rows = any(data.files for data in config.data.values())
     return rows or config.model.source not in ("scratch", "hub", "registry") or any(term.module for term in terms)

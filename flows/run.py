@@ -68,7 +68,6 @@ def _start(
 
 @contextmanager
 def _watched(home: Home, config: RunConfig, name: str, preset: str, overrides: Sequence[str]) -> Iterator[None]:
-    """Report a full disk, and a reached budget with the command that resumes the run."""
 
     def resume(limit: str) -> str:
         key = limit.partition("=")[0]
@@ -83,7 +82,6 @@ def _command(name: str, preset: str, overrides: Sequence[str]) -> str:
 
 
 def _report(name: str, preset: str, overrides: Sequence[str]) -> Report:
-    """Write the report of a run, with the command that repeats it and the preset that it extends."""
     command, base_name = _command(name, preset, overrides), _extended(preset)
     try:
         base = open_preset(base_name) if overrides or base_name != preset else None

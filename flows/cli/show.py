@@ -57,7 +57,6 @@ def show(
 
 
 def _nothing_run(what: str, overrides: Sequence[str], home: Home) -> str:
-    """Return what to do in a state directory without any result."""
     arguments = shlex.join([what, *(word for each in overrides for word in ("--set", each))])
     return (
         f"no results in {home.root}: nothing was run\n"

@@ -72,7 +72,6 @@ def validate(
 
 
 def _of_preset(source: str, overrides: Overrides) -> DataSets:
-    """Return the datasets of a preset, its seed, and the graders of their answers."""
     from rlcore.flows.presets import open_preset
     from rlcore.tasks.presets.graph import graders_of
 

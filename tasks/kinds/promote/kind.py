@@ -76,7 +76,6 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
 
 
 def _champion_win_rate(config: RunConfig) -> Stage:
-    """Return the win rate of the challenger over the champion, with the judge of the stage that the promotion names."""
     promotion = config.section("promotion", PromotionConfig)
     name, own = promotion.win_rate, config.stage(promotion.win_rate, WinRateStage)
     compared = replace(own, policy=promotion.challenger, baseline=CHAMPION_STAGE)

@@ -83,7 +83,6 @@ def shared_pairs(config: RunConfig, own: WinRateStage) -> Iterator[str]:
 
 
 def _source(config: RunConfig, name: str) -> tuple[str, str]:
-    """Return adapter and file of a dataset, or its name if it has no file."""
     data = config.data.get(name)
     return (data.reader, data.path or name) if data else ("", name)
 
