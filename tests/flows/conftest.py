@@ -50,9 +50,9 @@ def states_of(plan: str) -> dict[str, str]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_", "RLCORE_"))
-    }
+    """Variables of a user's process, without those that a library sets when it is imported (scikit-learn: KMP_)."""
+    others = ("PREFECT_", "MLFLOW_", "RLCORE_", "KMP_")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return kept | {"RLCORE_HOME": str(home), "RLCORE_ENGINE": "inline", "OMP_NUM_THREADS": "1"}
 
 
