@@ -63,7 +63,7 @@ def missing(layout: Layout) -> list[str]:
     if not _file(layout).exists():
         return ["no deployments"]
     names = [each.partition("/")[2] for each in names_of(_file(layout))]
-    rules = [each["name"] for each in read(AUTOMATIONS)]
+    rules = [each["name"] for each in read_yaml(AUTOMATIONS)]
     counts = [
         (name, len(wanted), ask(layout, "prefect", f"api/{name}/count", {name: {"name": {"any_": wanted}}}))
         for name, wanted in (("deployments", names), ("automations", rules))
@@ -213,7 +213,7 @@ def _rule(preset: str, parameter: str, values: list[str], stages: list[str]) -> 
     }
 
 
-def read(path: Path) -> Any:
+def read_yaml(path: Path) -> Any:
     """Return the content of a YAML file."""
     import yaml
 
@@ -243,7 +243,7 @@ _REPLACED = (
 
 async def sync_automations(client: PrefectClient) -> None:
     """Synchronize the server's automations with the file."""
-    wanted = read(AUTOMATIONS)
+    wanted = read_yaml(AUTOMATIONS)
     ids = await _deployments(client, wanted)
     for name in _REPLACED:
         for old in await client.read_automations_by_name(name):
@@ -266,7 +266,7 @@ def write_deployments(path: Path) -> None:
     """Write all deployments to a file for ``prefect deploy``."""
     import yaml
 
-    document = read(DEPLOYMENTS)
+    document = read_yaml(DEPLOYMENTS)
     path.write_text(yaml.safe_dump({**document, "deployments": all_deployments()}, sort_keys=False), encoding="utf-8")
 
 
@@ -274,14 +274,14 @@ def all_deployments() -> list[dict[str, Any]]:
     """Return all deployments: first one per algorithm, which brings torch."""
     from rlcore.algorithms.table import ALGORITHMS
 
-    document = read(DEPLOYMENTS)
+    document = read_yaml(DEPLOYMENTS)
     own, others = document["definitions"]["algorithm"], document["deployments"]
     return [*(_deployment(name, own) for name in ALGORITHMS), *others]
 
 
 def names_of(path: Path) -> list[str]:
     """Return the names of the deployments in a file, as ``flow/name``; a flow is named as its function."""
-    each = read(path)["deployments"]
+    each = read_yaml(path)["deployments"]
     return [f"{one['entrypoint'].partition(':')[2].replace('_', '-')}/{one['name']}" for one in each]
 
 

@@ -25,14 +25,14 @@ from starlette.responses import JSONResponse, Response
 from rlcore.agents.rendering import PromptRenderer, ReplyReader, cut_to
 from rlcore.agents.requests import Kind, Request, read_chat, read_responses
 from rlcore.agents.session import Asked, Limits, Made, Record, Session, Shared, Ticket
-from rlcore.errors import SamplingError, shown
+from rlcore.errors import ModelError, SamplingError, shown
 from rlcore.openai_api import guard
 from rlcore.openai_api.replies import model_card
 from rlcore.openai_api.requests import ApiError, read_json
 from rlcore.openai_api.server import ServerThread
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.types import FailedRollout, Prompt
+from rlcore.types import FailedRollout, Message, Prompt
 
 GRACE_SECONDS = 0.005  # after each request, for the next one
 MAX_GRACE_SECONDS = 0.05
@@ -341,8 +341,20 @@ def _reader(renderer: PromptRenderer) -> ReplyReader:
         found: Mapping[str, Any] = backend.parse_response(text, prefix=prompt, tools=list(tools))
         return found
 
-    has_template = getattr(backend, "response_template", None) is not None
-    return ReplyReader(form=renderer.form, prefill=renderer.tokenizer.prefill, parse=parse if has_template else None)
+    if getattr(backend, "response_template", None) is None:
+        return ReplyReader(form=renderer.form, prefill=renderer.tokenizer.prefill)
+    _require_parses(parse, renderer.tokenizer)
+    return ReplyReader(form=renderer.form, prefill=renderer.tokenizer.prefill, parse=parse)
+
+
+def _require_parses(parse: Callable[[str, str, Sequence[Any]], Mapping[str, Any]], tokenizer: ChatTokenizer) -> None:
+    """Refuse a response template by which every answer would count as a malformed call."""
+    prompt = tokenizer.spell(tokenizer.render_prompt([Message(role="user", content="3 + 4")]))
+    try:
+        parse(prompt, "The sum is 7.", ())
+    except Exception as error:  # a template is a program, which may raise anything
+        what = f"the tokenizer's response template fails on a plain answer: {shown(repr(error), max_chars=300)}"
+        raise ModelError(what, fix="correct response_template in tokenizer_config.json, or remove it") from error
 
 
 def _broken() -> ApiError:

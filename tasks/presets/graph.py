@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from rlcore.tasks.kinds.rl.kind import DrawConfig
     from rlcore.tasks.presets.run import RunConfig
 
+FACTS = ("produces", "consumes", "data_key", "is_compared")
+
 
 class _Tables(Mapping[str, type]):
     """The tables of all kinds by name, each imported when it is read: kinds import presets.
@@ -59,9 +61,6 @@ def _imported(name: str) -> type:
         fix = f"produces is one of {', '.join(PRODUCTS)}; data_key names a field, or is empty"
         raise ConfigError(f"produces or data_key of {name!r} is wrong", fix=fix)
     return cast(type, table)
-
-
-FACTS = ("produces", "consumes", "data_key", "is_compared")
 
 
 def is_stage(section: object) -> bool:
@@ -123,7 +122,7 @@ def reference_of(stage: StageConfig) -> str:
 
 
 def reference_key(stage: StageConfig) -> str:
-    """Return the key that :func:`reference_of` reads."""
+    """Return the key that :func:`reference_of` reads; empty if a stage has none."""
     return next((key for key in ("ref_policy", "baseline") if hasattr(stage, key)), "")
 
 
@@ -143,7 +142,7 @@ def curriculum_of(stage: StageConfig) -> DrawConfig | None:
 
 
 def critic_of(stage: StageConfig) -> CriticConfig | None:
-    """Return the critic's settings."""
+    """Return the critic's settings; None if a stage cannot have a critic."""
     return cast(CriticConfig | None, getattr(stage.settings, "critic", None))
 
 
@@ -153,7 +152,7 @@ def kl_of(stage: StageConfig) -> KlConfig | None:
 
 
 def rl_of(stage: StageConfig | None) -> RlConfig | None:
-    """Return the settings of an RL stage."""
+    """Return the settings of an RL stage; None for others."""
     return stage.settings if stage is not None and hasattr(stage.settings, "algorithm") else None
 
 
@@ -188,7 +187,7 @@ def start_of(stage: str, config: StageConfig) -> str:
 
 
 def ref_policy_of(stage: str, config: StageConfig) -> str:
-    """Return the reference policy of a stage; empty if it is the start itself."""
+    """Return the reference policy of a stage, named as in :func:`start_of`; empty if it is the start itself."""
     named = reference_of(config)
     return f"reference_{stage}" if named.startswith(REGISTRY) else named
 
@@ -349,7 +348,7 @@ def required_by(config: RunConfig, targets: Collection[str]) -> tuple[tuple[str,
 
 
 def cycle_in(needed: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return stages that depend on each other, the first one repeated at the end."""
+    """Return stages that depend on each other, the first one repeated at the end; empty if there are none."""
     try:
         tuple(TopologicalSorter(needed).static_order())
     except CycleError as error:

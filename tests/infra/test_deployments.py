@@ -11,7 +11,7 @@ from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import ValidationError, validate
 
 from infra.services.layout import CODE, POOL, QUEUE
-from infra.services.provision import all_deployments, closed, names_by_preset, read, resolve_ids, with_form
+from infra.services.provision import all_deployments, closed, names_by_preset, read_yaml, resolve_ids, with_form
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.flows.flows import online_rl
 from rlcore.flows.plan import preflight_lines
@@ -20,7 +20,7 @@ from rlcore.tasks.run.reconciliation import HEAL
 from rlcore.tasks.store.settings import Home
 
 DEPLOYMENTS = all_deployments()
-AUTOMATIONS = read(CODE / "infra" / "automations.yaml")
+AUTOMATIONS = read_yaml(CODE / "infra" / "automations.yaml")
 IDS = {"retrain/retrain": UUID(int=1)}
 
 

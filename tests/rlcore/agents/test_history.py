@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
+from rlcore.agents.gateway import Gateway
 from rlcore.agents.session import Record
 from rlcore.agents.tree import advice, episode_lines
+from rlcore.errors import ModelError
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.rlcore.agents.gateways import (
     ADD,
     CALL,
+    LIMITS,
+    RESPONSE_TEMPLATE,
     Episode,
     Reply,
     ask,
@@ -287,6 +291,13 @@ def test_a_tokenizer_with_a_response_template_reads_calls_by_it(
         assert second["content"] == call[:-9] and gateway.statistics["unparsed_calls"] == 1
         rollout = gateway.close(session).rollout
     assert rollout is not None and rollout.branches == ()
+
+
+def test_a_response_template_that_fails_on_every_answer_is_refused(tokenizer: ChatTokenizer) -> None:
+    own = with_response_template(tokenizer)
+    own.hf_tokenizer.response_template = {**RESPONSE_TEMPLATE, "fields": {"content": {"content": "json"}}}
+    with pytest.raises(ModelError, match="response template fails on a plain answer"):
+        Gateway(scripted(own, "3+4", ["7"]), own, LIMITS, temperature=1.0, seed=0)
 
 
 def test_calls_are_shown_with_tokens_and_a_fork_with_its_reason(play: Play) -> None:
