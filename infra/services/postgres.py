@@ -21,6 +21,7 @@ from rlcore.tasks.store.passwords import write_private
 from rlcore.tasks.store.state import newest_dump
 
 _USER = "postgres"  # the distribution's user; as root PostgreSQL does not run
+_POLL_SECONDS, _SECONDS = 5.0, 60.0  # to connect, on a busy machine: for a question that is asked again, and for others
 
 
 def command(layout: Layout) -> list[str]:
@@ -91,7 +92,7 @@ def make_databases(layout: Layout) -> None:
 def is_ready(layout: Layout) -> bool:
     """Return True if the server answers with the stored password."""
     try:
-        asyncio.run(_execute(layout, "SELECT 1"))
+        asyncio.run(_execute(layout, "SELECT 1", seconds=_POLL_SECONDS))
     except (OSError, TimeoutError, _driver().PostgresError):
         return False
     return True
@@ -131,14 +132,14 @@ async def _make_database(layout: Layout, name: str, dump: Path) -> None:
     await _execute(layout, f"ALTER DATABASE {new} RENAME TO {name}")
 
 
-async def _execute(layout: Layout, statement: str, *values: str) -> list[Any]:
+async def _execute(layout: Layout, statement: str, *values: str, seconds: float = _SECONDS) -> list[Any]:
     connection = await _driver().connect(
         host=HOST,
         port=layout.ports["postgres"],
         user=_USER,
         password=passwords(layout)[_USER],
         database=_USER,
-        timeout=5,
+        timeout=seconds,
         ssl=False,
     )
     try:

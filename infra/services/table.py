@@ -18,7 +18,7 @@ from infra.services.layout import POOL, Layout, passwords
 from rlcore.tasks.operations.server_access import USER, WEB, mlflow_command, prefect_command
 
 WORKER = "worker"
-_SECONDS = 5.0  # seconds to wait for an answer
+_SECONDS = 30.0  # to wait for an answer, on a busy machine; one that does not listen refuses at once
 _WORKER_SILENCE = 90.0  # seconds; a worker sends a heartbeat every 30
 # An address of this machine needs no proxy.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -66,7 +66,7 @@ def _with_machine(sections: Sections) -> tuple[Mapping[str, Any], Mapping[str, A
 
 
 UNKNOWN = "unknown"  # of a server that does not answer
-_SECONDS = 20.0
+_SECONDS, _LONG = 20.0, 300.0  # of a server; of an interpreter: without its answer the stage would run again
 _ASK = "from importlib.metadata import version; print(version('vllm'))"
 # Libraries that determine tokens and digits, although no source imports them.
 _BENEATH = {"transformers": ("tokenizers",), "sympy": ("mpmath",)}
@@ -131,7 +131,7 @@ def _of_engine(python: str, urls: tuple[str, ...]) -> str:
     if not python:
         return _installed("vllm")[0][1]
     try:
-        done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=_SECONDS, check=False)
+        done = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=_LONG, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""

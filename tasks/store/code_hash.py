@@ -260,7 +260,7 @@ def code_version() -> str:
 def _git(*arguments: str) -> str:
     command = ["git", "-C", str(_ROOT), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout.strip() if done.returncode == 0 else ""
