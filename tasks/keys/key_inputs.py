@@ -34,7 +34,7 @@ def key_inputs(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef
     counted, watching = split_observers(counted, stage.observers)
     digests = {name: inputs[name].sha256 for name in stage.inputs if name in inputs}
     found = {
-        "stage": {"name": stage.name, "version": stage.version, "kind": stage.kind},
+        "stage": {"name": stage.name, "version": stage.version, "kind": stage.artifact},
         "inputs": {name: digest for name, digest in digests.items() if name not in stage.observed},
         "external": stage.source_digest(sections),
         "code": closure_digests(module, chosen=chosen),

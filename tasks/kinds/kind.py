@@ -22,11 +22,6 @@ IMPORT = "import_sft"
 History = Sequence[Mapping[str, float]]
 
 
-def no_files(config: Sections) -> str:
-    """Return the ``source_digest`` of a stage that reads nothing but its inputs."""
-    return ""
-
-
 @dataclass(frozen=True)
 class Lazy:
     """A function that ``module:NAME`` names, imported by its first call: a plan needs the names of steps alone."""
@@ -38,11 +33,6 @@ class Lazy:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return load(self.name)(*args, **kwargs)
-
-
-def no_stop(history: History, config: Sections) -> Mapping[str, Any] | None:
-    """Return the stop of a stage without rules."""
-    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +48,7 @@ class Continuation:
 
     length: str
     bound: Callable[[Any], str]
-    stop: Callable[[History, Sections], Mapping[str, Any] | None] = no_stop
+    stop: Callable[[History, Sections], Mapping[str, Any] | None] = lambda history, config: None
     recorded: Callable[[Path], tuple[History, Mapping[str, Any] | None]] = lambda folder: ((), None)
 
 
@@ -66,8 +56,8 @@ class Continuation:
 class Stage:
     """Pipeline stage, and everything that its cache key covers.
 
-    ``inputs`` names upstream stages. ``sections`` selects the preset sections that the step may read; the key covers
-    exactly these. ``hardware`` among them means that a model computes, and is replaced by the detected machine.
+    ``artifact``: the kind of its artifact, after which the store names the folder. ``inputs`` names upstream stages.
+    ``sections`` selects the preset sections that the step may read; the key covers exactly these. ``hardware`` among them means that a model computes, and is replaced by the detected machine.
     ``source_digest`` returns a digest of external files, such as source data, or one by name. ``chosen`` returns the
     rows of tables (:mod:`rlcore.choices`) that the stage uses; the key covers no others. Increase ``version`` to
     invalidate results although no code changed.
@@ -83,12 +73,12 @@ class Stage:
     """
 
     name: str
-    version: int
-    kind: str
+    artifact: str
     run: Callable[[StageContext], StageResult]
     sections: Callable[[RunConfig], Sections]
+    version: int = 1
     inputs: tuple[str, ...] = ()
-    source_digest: Callable[[Sections], str | Mapping[str, str]] = no_files
+    source_digest: Callable[[Sections], str | Mapping[str, str]] = lambda config: ""
     chosen: Callable[[Sections], Chosen] = chosen_by
     observers: tuple[str, ...] = ()
     observed: tuple[str, ...] = ()
@@ -142,11 +132,9 @@ def stages_of_data(config: RunConfig, names: Iterable[str]) -> tuple[str, ...]:
 
 def from_the_start(length: str) -> Continuation:
     """Return the use of earlier work of a stage that keeps no optimizer states, and so always trains from its start."""
-    return Continuation(length=length, bound=_keeps_no_state)
-
-
-def _keeps_no_state(stage: Any) -> str:
-    return f"the kind {stage.kind!r} keeps no checkpoint to continue from"
+    return Continuation(
+        length=length, bound=lambda stage: f"the kind {stage.kind!r} keeps no checkpoint to continue from"
+    )
 
 
 def own_sections(name: str, *others: str, data: tuple[str, ...] = ()) -> Callable[[RunConfig], Sections]:

@@ -18,8 +18,7 @@ from pathlib import Path
 
 from rlcore.hardware.memory_plan import format_bytes
 from rlcore.tasks.keys.cache_keys import read_by
-from rlcore.tasks.keys.earlier_results import use_key
-from rlcore.tasks.keys.earlier_work import works
+from rlcore.tasks.keys.earlier_work import use_key, works
 from rlcore.tasks.run.leases import hold_lease, startup_lock
 from rlcore.tasks.run.stage_runs import noted_result
 from rlcore.tasks.steps.base import MODEL

@@ -120,7 +120,7 @@ def data_errors(config: RunConfig, name: str) -> list[str]:
     """Return the errors of a dataset: adapter, options, files that are not there."""
     data, path = config.data[name], f"data.{name}"
     errors = collect_error(f"{path}.adapter", lambda: resolve_adapter(data))
-    errors = errors or collect_error(f"{path}.options", lambda: check_options(data.kind, data))
+    errors = errors or collect_error(f"{path}.options", lambda: check_options(data))
     if errors:
         return errors
     adapter = resolve_adapter(data)

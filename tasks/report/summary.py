@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from rlcore.models.seal import is_unchanged
-from rlcore.tasks.keys.earlier_results import own_work
+from rlcore.tasks.keys.earlier_work import own_work
 from rlcore.tasks.keys.plan import PlanRow
 from rlcore.tasks.run.pages import page_folder
 from rlcore.tasks.steps.base import MODEL

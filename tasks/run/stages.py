@@ -21,8 +21,16 @@ from rlcore.errors import RlcoreError, StorageError
 from rlcore.progress import begin, end_stage
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.keys.cache_keys import OUTCOME, key_of, without_outcome
-from rlcore.tasks.keys.earlier_results import damage, find_result, other_stop
-from rlcore.tasks.keys.earlier_work import checkpoint_key, close_work, continued, find_start, prepare_work
+from rlcore.tasks.keys.earlier_work import (
+    checkpoint_key,
+    close_work,
+    continued,
+    damage,
+    find_result,
+    find_start,
+    other_stop,
+    prepare_work,
+)
 from rlcore.tasks.keys.key_inputs import key_inputs
 from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.keys.shared_results import shared_result
@@ -183,7 +191,7 @@ def _write_record(record: Record, stage: Stage, config: RunConfig, run: Pipeline
     is_new = record.ref.sha256 not in {each.ref.sha256 for each in run.cache.records(stage.name)}
     run.cache.write(stage.name, record)
     close_work(run.home, config.name, stage, key_of(without_outcome(record.ingredients)), record.ref)
-    if is_new and stage.kind == "dataset":
+    if is_new and stage.artifact == "dataset":
         emit_snapshot(config, stage.name, record.ref)
     emit_findings(config.name, stage.name, run.store.path(record.ref))
 
@@ -226,7 +234,7 @@ def _run_and_store(
     context.tracker.flush()
     run.meter.count_stage(context.folder, context.work, result.metrics)
     key = key_of(_with_outcome(ingredients, stage, context.folder))
-    ref = run.store.seal(context.folder, kind=stage.kind, rows=result.rows, contract=result.contract, stage_key=key)
+    ref = run.store.seal(context.folder, kind=stage.artifact, rows=result.rows, contract=result.contract, stage_key=key)
     finished = StepOutput(ref=dataclasses.replace(ref, mlflow_run_id=context.tracker.run_id), metrics=result.metrics)
     finished.note(context.work)
     run.store.place(context.folder, finished.ref)

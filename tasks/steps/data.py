@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -39,38 +39,28 @@ SCREENS: Mapping[str, Callable[..., AbstractContextManager[RowFilter | None]]] =
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Use:
-    """Use of a dataset by the rest of a preset.
-
-    ``evaluated``: evaluation prompts of other datasets. They are held out if the gate divides the rows; a source that
-    has them in its ``train`` split is rejected. ``graders``: those of its answers; rows whose reference
-    answers they cannot use are rejected.
-    """
-
-    evaluated: Sequence[Messages] = ()
-    graders: Graders = NO_GRADERS
-
-
 def prepare_dataset(
-    kind: Kind,
     config: DatasetConfig,
     *,
     seed: int,
     tokens: TokenMeter,
     folder: Path,
-    use: Use | None = None,
+    evaluated: Sequence[Messages] = (),
+    graders: Graders = NO_GRADERS,
 ) -> GateReport:
     """Gate rows into ``train.parquet``, ``eval.parquet``, ``quarantine.jsonl`` and ``report.json`` in ``folder``.
 
+    ``evaluated``: evaluation prompts of other datasets. They are held out if the gate divides the rows; a source that
+    has them in its ``train`` split is rejected. ``graders``: those of its answers; rows whose reference answers they
+    cannot use are rejected.
     Raises:
         ConfigError: unknown adapter or option, malformed hub path.
         DataError: an unreadable source, or a dataset that the gate rejects; then only report and quarantine are
             written.
         StorageError: the folder cannot be written.
     """
-    check_options(kind, config)
-    use, adapter = use or Use(), resolve_adapter(config)
+    check_options(config)
+    adapter = resolve_adapter(config)
     # Generated problems are all different but similar.
     keeps_apart = config.comparison.near_duplicates == "exclude" and not convert.is_generator(adapter)
     limits = GateLimits(
@@ -78,7 +68,7 @@ def prepare_dataset(
         num_eval=config.num_eval,
         max_tokens=config.max_tokens,
         max_quarantined=config.max_quarantined,
-        evaluated=use.evaluated,
+        evaluated=evaluated,
         seed=seed,
         is_exact=is_exact(config),
         keeps_apart=keeps_apart,
@@ -86,8 +76,8 @@ def prepare_dataset(
         group_column=config.mapping.group_column,
     )
     with contract_errors():
-        stream, contract = open_stream(kind, config, seed=seed)
-    screen = SCREENS["tests"] if contract is code_tasks.CONTRACT else reference_screen(config, use.graders)
+        stream, contract = open_stream(config, seed=seed)
+    screen = SCREENS["tests"] if contract is code_tasks.CONTRACT else reference_screen(config, graders)
     return _prepare(stream, contract, limits, tokens=tokens, folder=folder, screen=screen)
 
 
@@ -98,13 +88,7 @@ def reference_screen(config: DatasetConfig, graders: Graders) -> Callable[[], Ab
     return partial(SCREENS["references"], graders)
 
 
-def open_stream(
-    kind: Kind,
-    config: DatasetConfig,
-    *,
-    seed: int,
-    source: Source | None = None,
-) -> tuple[RowStream, Contract]:
+def open_stream(config: DatasetConfig, *, seed: int, source: Source | None = None) -> tuple[RowStream, Contract]:
     """Open the rows of a dataset as contract rows, with their contract. Nothing is read but what names the format.
 
     ``source``: rows that are already open.
@@ -113,8 +97,8 @@ def open_stream(
         ContractError: an unreadable source, or an adapter of other rows.
         ConfigError: unknown adapter, malformed hub path.
     """
-    adapter, mapping = resolve_adapter(config), config.mapping
-    source = source or _source(kind, adapter, config, seed)
+    adapter, kind, mapping = resolve_adapter(config), config.kind, config.mapping
+    source = source or _source(adapter, config, seed)
     contract = code_tasks.CONTRACT if config.contract == "code_tasks" else convert.contract_of(adapter, kind)
     stream = convert.stream_of(source, kind, adapter=adapter, columns=mapping.columns, without=mapping.drop_columns)
     return replace(stream, system=config.system_prompt), contract
@@ -170,14 +154,14 @@ def _write_report(result: GateResult, folder: Path, *, where: str) -> None:
     )
 
 
-def _source(kind: Kind, adapter: str, config: DatasetConfig, seed: int) -> Source:
+def _source(adapter: str, config: DatasetConfig, seed: int) -> Source:
     if convert.is_generator(adapter):
-        known, takes_settings = convert.known_options(adapter, kind)
+        known, takes_settings = convert.known_options(adapter, config.kind)
         options = {
             name: value for name, value in config.options.items() if name in known or (takes_settings and "." in name)
         }
         return convert.generate(
-            kind, adapter, num_train=config.num_train, num_eval=config.num_eval, seed=seed, options=options
+            config.kind, adapter, num_train=config.num_train, num_eval=config.num_eval, seed=seed, options=options
         )
     train = _read(config.path)
     return joined(train, _read(config.eval_path)) if config.eval_path else train

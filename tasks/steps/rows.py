@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlcore.data_contracts.text import prompt_hash
 from rlcore.tasks.store.storage import read_table
 from rlcore.types import Message
 
@@ -87,3 +89,8 @@ def read_episodes(path: Path) -> pd.DataFrame:
         forks = [[*reasons][1:] for _, reasons in table["fork"].groupby(is_episode.cumsum())]
         table = table[is_episode]
     return table.assign(forks=forks)
+
+
+def prompt_hashes(rows: Iterable[PromptRow | PairRow]) -> frozenset[str]:
+    """Return hashes of the normalized prompts."""
+    return frozenset(prompt_hash([asdict(message) for message in row.messages]) for row in rows)

@@ -41,8 +41,7 @@ def benchmark_stage(name: str, config: RunConfig) -> Stage:
     policy = stage_of_checkpoint(start_of(name, own))
     return Stage(
         name=name,
-        version=1,
-        kind="benchmark",
+        artifact="benchmark",
         render_page=benchmark_page,
         run=partial(Lazy("rlcore.tasks.kinds.benchmark.step:run_benchmark"), policy=policy),
         inputs=(policy,),

@@ -17,7 +17,7 @@ from rlcore.tasks.drawing.levels import format_level, other_levels
 from rlcore.tasks.drawing.result import Result, of_kind
 from rlcore.tasks.kinds.benchmark.kind import render as benchmark_text
 from rlcore.tasks.kinds.compare.step import evaluations_in, greedy_answers
-from rlcore.tasks.kinds.win_rate.page import render as win_rate_text
+from rlcore.tasks.kinds.win_rate.kind import render as win_rate_text
 from rlcore.tasks.store.markdown import excerpt, plain
 from rlcore.tasks.store.storage import read_json
 

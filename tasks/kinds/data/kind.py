@@ -35,8 +35,7 @@ def data_stage(name: str, config: RunConfig) -> Stage:
     graders = graders_of(config, name)
     return Stage(
         name=prepare_stage_name(name),
-        version=1,
-        kind="dataset",
+        artifact="dataset",
         render_page=data_page,
         run=partial(Lazy("rlcore.tasks.kinds.data.step:run_prepare"), name=name, held_out=held_out, graders=graders),
         inputs=(IMPORT, *held_out),
@@ -50,8 +49,7 @@ def _prepare_sampled(name: str, data: DatasetConfig, asked: tuple[str, ...], hel
     policy = stage_of_checkpoint(data.policy)
     return Stage(
         name=prepare_stage_name(name),
-        version=1,
-        kind="dataset",
+        artifact="dataset",
         render_page=data_page,
         run=partial(
             Lazy("rlcore.tasks.kinds.data.sampled_step:run_prepare_sampled"),

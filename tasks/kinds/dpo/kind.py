@@ -44,8 +44,7 @@ def dpo_stage(name: str, config: RunConfig) -> Stage:
     start, data = stage_of_checkpoint(start_of(name, own)), stages_of_data(config, own.data)
     return Stage(
         name=name,
-        version=1,
-        kind="checkpoint",
+        artifact="checkpoint",
         registered_as=name,
         render_page=partial(Lazy("rlcore.tasks.drawing.plots:draw_loss"), metric="dpo/loss"),
         run=partial(Lazy("rlcore.tasks.kinds.dpo.step:run_dpo"), start=start),

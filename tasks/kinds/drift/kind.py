@@ -16,8 +16,7 @@ def drift_stage(data: Sequence[str], past: ChampionLineage) -> Stage:
     """Return the gate that compares the rows of the stages ``data`` with those that trained the champion."""
     return Stage(
         name="drift",
-        version=1,
-        kind="report",
+        artifact="report",
         render_page=Lazy("rlcore.tasks.kinds.drift.page:drift_page"),
         run=partial(
             Lazy("rlcore.tasks.kinds.drift.step:run_drift"),

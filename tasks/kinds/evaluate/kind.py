@@ -15,8 +15,7 @@ def evaluate_stage(checkpoint: str, config: RunConfig) -> Stage:
     stage = stage_of_checkpoint(checkpoint)
     return Stage(
         name=f"evaluate_{checkpoint}",
-        version=1,
-        kind="evaluation",
+        artifact="evaluation",
         run=partial(Lazy("rlcore.tasks.kinds.evaluate.step:run_evaluate"), checkpoint=stage),
         inputs=(stage, *stages_of_data(config, evaluated_data(config)), *config.evaluation.reward_models),
         sections=evaluation_sections,

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcore.strict_config import build
+from rlcore.tasks.drawing.levels import format_level
+from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.benchmark.kind import BenchmarkStage, benchmark_stage
 from rlcore.tasks.kinds.evaluate.kind import evaluate_stage
 from rlcore.tasks.kinds.kind import Lazy, Stage, sections, stages_of_data
-from rlcore.tasks.kinds.win_rate.kind import WinRateStage, win_rate_stage
+from rlcore.tasks.kinds.win_rate.kind import WinRateStage, headline, win_rate_stage
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.presets.settings import PromotionConfig
+from rlcore.tasks.store.markdown import excerpt, plain
+from rlcore.tasks.store.storage import read_json
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from rlcore.evaluation.promotion import Check, PromotionDecision
     from rlcore.tasks.tracking.registry import ModelVersion
 
+_SHOWN = 5  # samples on the page
 
 CHAMPION_STAGE = "champion"
 WINS = "champion_win_rate"
@@ -45,8 +55,7 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
         uri = f"models:/{champion.name}/{champion.version}"
         imported = Stage(
             name=CHAMPION_STAGE,
-            version=1,
-            kind="checkpoint",
+            artifact="checkpoint",
             run=partial(Lazy("rlcore.tasks.kinds.promote.step:run_champion"), uri=uri, sha256=champion.sha256),
             sections=sections(),
             source_digest=partial(_constant, champion.model_id),
@@ -58,9 +67,8 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
     version, sha256 = (str(champion.version), champion.sha256) if champion else ("", "")
     decision = Stage(
         name="promote",
-        version=1,
-        kind="verdict",
-        render_page=Lazy("rlcore.tasks.kinds.promote.page:promotion_page"),
+        artifact="verdict",
+        render_page=promotion_page,
         run=partial(
             Lazy("rlcore.tasks.kinds.promote.step:run_promote"),
             challenger=challenger,
@@ -97,3 +105,66 @@ def _as_in(changed: RunConfig, sections: Callable[[RunConfig], Sections], config
 
 def _constant(value: str, config: Sections) -> str:
     return value
+
+
+def promotion_page(result: Result, folder: Path) -> str:
+    """Write ``verdict.md``: all checks with intervals, and the answers that changed."""
+    from rlcore.evaluation.promotion import PromotionDecision
+    from rlcore.tasks.kinds.compare.step import greedy_answers  # brings pandas
+    from rlcore.tasks.kinds.promote.step import evaluations
+
+    document = read_json(result.data / "verdict.json")
+    folders = evaluations(result.inputs, document["challenger"])
+    answers = {side: greedy_answers(each) for side, each in folders.items()}
+    decision, wins = build(PromotionDecision, document["verdict"]), document["win_rate"]
+    page = render(
+        document["model"], decision, answers, champion=document["champion"], wins=headline(wins) if wins else ""
+    )
+    (folder / "verdict.md").write_text(page, encoding="utf-8")
+    return page
+
+
+def render(
+    name: str, decision: PromotionDecision, answers: Mapping[str, pd.DataFrame], *, champion: str, wins: str = ""
+) -> str:
+    """Render the page as Markdown. ``answers``: greedy ones of the challenger, and of the champion if there is one.
+
+    ``wins``: a line about the win rate that decided.
+    """
+    against = f"against version {plain(champion)}" if champion else "the first champion"
+    parts = [f"# {plain(name)}: {against}", f"**{plain(decision.sentence)}**"]
+    if decision.checks:
+        parts += [f"Look {decision.look} at these held-out prompts, level {decision.alpha:.3g}.", check_table(decision)]
+    if wins:
+        parts.append(f"{plain(wins)}. Its prompts and results: the page of the stage {WINS}.")
+    if "champion" in answers and len(answers["champion"]):
+        both = answers["champion"].merge(answers["challenger"], on="prompt_id", suffixes=("_champion", "_challenger"))
+        won = both[~both["correct_champion"] & both["correct_challenger"]]
+        lost = both[both["correct_champion"] & ~both["correct_challenger"]]
+        parts += [f"## Problems won: {len(won)}", _samples(won), f"## Problems lost: {len(lost)}", _samples(lost)]
+    return "\n\n".join(parts) + "\n"
+
+
+def check_table(decision: PromotionDecision) -> str:
+    """Return a row per check. The interval has the confidence of the look."""
+    interval = f"{format_level(1 - 2 * decision.alpha)} interval"
+    lines = [f"| check | estimate | {interval} | limit | p | passed |", "|---|---|---|---|---|---|"]
+    return "\n".join(lines + [_row(check) for check in decision.checks])
+
+
+def _row(check: Check) -> str:
+    p_value = "–" if check.p_value is None else f"{check.p_value:.2g}"
+    interval = f"[{check.low:.3f}, {check.high:.3f}]" if check.low < check.high else "–"
+    passed = "yes" if check.passed else "**no**"
+    return f"| {plain(check.name)} | {check.estimate:.3f} | {interval} | {check.limit:.3f} | {p_value} | {passed} |"
+
+
+def _samples(changed: pd.DataFrame) -> str:
+    if not len(changed):
+        return "None."
+    lines = ["| problem | champion | challenger |", "|---|---|---|"]
+    lines += [
+        f"| {excerpt(row.prompt_id)} | {excerpt(row.completion_champion)} | {excerpt(row.completion_challenger)} |"
+        for row in changed.head(_SHOWN).itertuples()
+    ]
+    return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -76,8 +77,7 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
     observed = tuple(name for name in graded if name not in inputs)
     return Stage(
         name=name,
-        version=1,
-        kind="policy",
+        artifact="policy",
         registered_as=name,
         render_page=Lazy("rlcore.tasks.kinds.rl.page:rl_page"),
         run=partial(
@@ -94,16 +94,12 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
         trains_on=data,
         continuation=Continuation(
             length="num_iterations",
-            bound=_bound,
+            bound=attrgetter("settings.bound_to_length"),
             stop=stop_of,
             recorded=recorded,
         ),
         source_digest=external_digest,
     )
-
-
-def _bound(stage: RlStage) -> str:
-    return stage.settings.bound_to_length
 
 
 def need(name: str, config: RunConfig, size: ModelSize, device: Device) -> Need:

@@ -44,8 +44,7 @@ def sft_stage(name: str, config: RunConfig) -> Stage:
     start, data = stage_of_checkpoint(start_of(name, own)), stages_of_data(config, own.data)
     return Stage(
         name=name,
-        version=1,
-        kind="checkpoint",
+        artifact="checkpoint",
         registered_as=name,
         render_page=partial(Lazy("rlcore.tasks.drawing.plots:draw_loss"), metric="sft/loss"),
         run=partial(Lazy("rlcore.tasks.kinds.sft.step:run_sft"), start=start, data=data),

@@ -111,8 +111,7 @@ def checkpoint(root: Path, number: int, history: Sequence[Mapping[str, float]], 
 
 LOOP = Stage(
     name="loop",
-    version=1,
-    kind="policy",
+    artifact="policy",
     run=train,
     sections=sections,
     chosen=lambda _: NOTHING_CHOSEN,

@@ -58,8 +58,8 @@ def after(context: StageContext) -> StageResult:
 
 
 STAGES = [
-    Stage(name="loop", version=1, kind="x", run=loop, sections=no_sections),
-    Stage(name="after", version=1, kind="x", run=after, sections=no_sections, inputs=("loop",)),
+    Stage(name="loop", artifact="x", run=loop, sections=no_sections),
+    Stage(name="after", artifact="x", run=after, sections=no_sections, inputs=("loop",)),
 ]
 
 

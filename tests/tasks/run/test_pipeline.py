@@ -40,7 +40,7 @@ def look(context: StageContext) -> StageResult:
     return StageResult(metrics={})
 
 
-OTHER = Stage(name="other", version=1, kind="x", run=look, sections=rl_section)
+OTHER = Stage(name="other", artifact="x", run=look, sections=rl_section)
 STAGES = (RL, OTHER, SFT, DATA)
 
 
@@ -288,7 +288,7 @@ def draw(result: Result, folder: Path) -> str:
     return text
 
 
-GATE = Stage(name="gate", version=1, kind="report", run=measure, sections=no_sections, render_page=draw)
+GATE = Stage(name="gate", artifact="report", run=measure, sections=no_sections, render_page=draw)
 
 
 def run_gate(home: Home, stage: Stage, name: str = "toy") -> str:

@@ -168,7 +168,7 @@ def captured() -> Callable[[StageContext], StageResult]:
 
 def test_a_function_that_captures_variables_is_refused_because_its_key_cannot_see_them() -> None:
     with pytest.raises(ConfigError, match="captures variables"):
-        Stage(name="x", version=1, kind="x", run=captured(), sections=toy_section)
+        Stage(name="x", artifact="x", run=captured(), sections=toy_section)
 
 
 def test_a_stages_own_settings_give_parameters_without_a_name_so_that_runs_can_be_compared() -> None:
@@ -275,7 +275,7 @@ def train_in_curves(context: StageContext) -> StageResult:
     return StageResult(metrics={"loss": 0.2, "memory": 3.0})
 
 
-TRAIN = Stage(name="train", version=1, kind="number", run=train_in_curves, sections=lambda _: Sections({}))
+TRAIN = Stage(name="train", artifact="number", run=train_in_curves, sections=lambda _: Sections({}))
 
 
 def test_a_failed_stage_goes_on_in_the_same_curve_with_each_step_once(tracked_home: Home) -> None:

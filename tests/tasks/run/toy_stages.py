@@ -125,9 +125,9 @@ def reinforce(context: StageContext) -> StageResult:
     return StageResult(metrics={"reward/mean": 1.0})
 
 
-MAKE = Stage(name="make", version=1, kind="number", run=make_number, sections=toy_section)
-DOUBLE = Stage(name="double", version=1, kind="number", run=double, sections=toy_section, inputs=("make",))
-FAIL = Stage(name="fail", version=1, kind="number", run=fail_after_two_steps, sections=toy_section)
-DATA = Stage(name="data", version=1, kind="dataset", run=make_data, sections=data_section)
-SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=sft_section, inputs=("data",))
-RL = Stage(name="rl", version=1, kind="policy", run=reinforce, sections=rl_section, inputs=("sft", "data"))
+MAKE = Stage(name="make", artifact="number", run=make_number, sections=toy_section)
+DOUBLE = Stage(name="double", artifact="number", run=double, sections=toy_section, inputs=("make",))
+FAIL = Stage(name="fail", artifact="number", run=fail_after_two_steps, sections=toy_section)
+DATA = Stage(name="data", artifact="dataset", run=make_data, sections=data_section)
+SFT = Stage(name="sft", artifact="checkpoint", run=train, sections=sft_section, inputs=("data",))
+RL = Stage(name="rl", artifact="policy", run=reinforce, sections=rl_section, inputs=("sft", "data"))

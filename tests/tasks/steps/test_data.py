@@ -19,13 +19,13 @@ from rlcore.data_contracts.gate.data_gate import GateReport
 from rlcore.errors import CanaryError, ConfigError, DataError
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps import tokens
-from rlcore.tasks.steps.data import Use, prepare_dataset
+from rlcore.tasks.steps.data import prepare_dataset
 from rlcore.tasks.steps.data_source import resolve_adapter, source_digest
 from rlcore.tasks.steps.pair_data import tokenize_pairs
-from rlcore.tasks.steps.prompt_hashes import prompt_hashes
 from rlcore.tasks.steps.rows import (
     PairRow,
     PromptRow,
+    prompt_hashes,
     read_demonstrations,
     read_pairs,
     read_prompts,
@@ -53,7 +53,9 @@ def config(**changes: Any) -> DatasetConfig:
 
 def prepare(kind: Kind, folder: Path, dataset: DatasetConfig, evaluated: Sequence[PromptRow] = ()) -> GateReport:
     prompts = [[{"role": turn.role, "content": turn.content} for turn in row.messages] for row in evaluated]
-    return prepare_dataset(kind, dataset, seed=0, tokens=TOKENS, folder=folder, use=Use(evaluated=prompts))
+    contract = {"prompts": "prompts", "preferences": "preference_pairs", "demonstrations": "demonstrations"}[kind]
+    dataset = replace(dataset, contract=contract)  # type: ignore[arg-type]
+    return prepare_dataset(dataset, seed=0, tokens=TOKENS, folder=folder, evaluated=prompts)
 
 
 def ask(text: str) -> list[dict[str, str]]:

@@ -187,7 +187,7 @@ def test_rows_whose_tests_do_not_work_are_quarantined_with_the_reason(tmp_path: 
     )
     folder = tmp_path / "snapshot"
     folder.mkdir()
-    report = prepare_dataset("prompts", config, seed=0, tokens=words_view(4), folder=folder)
+    report = prepare_dataset(config, seed=0, tokens=words_view(4), folder=folder)
     assert (report.contract, report.accepted, report.quarantined) == ("code_tasks/v1", 4, 3)
     assert report.reasons == {
         "its solution does not pass its tests": 2,

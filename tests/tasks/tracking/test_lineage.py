@@ -56,11 +56,9 @@ def iterate(context: StageContext) -> StageResult:
     return dataclasses.replace(train(context), rows=4)
 
 
-ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=no_sections, source_digest=rows_digest)
-SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=hardware, inputs=("rows",), registered_as="1")
-GRPO = Stage(
-    name="grpo", version=1, kind="policy", run=iterate, sections=hardware, inputs=("sft", "rows"), registered_as="2"
-)
+ROWS = Stage(name="rows", artifact="dataset", run=rows, sections=no_sections, source_digest=rows_digest)
+SFT = Stage(name="sft", artifact="checkpoint", run=train, sections=hardware, inputs=("rows",), registered_as="1")
+GRPO = Stage(name="grpo", artifact="policy", run=iterate, sections=hardware, inputs=("sft", "rows"), registered_as="2")
 
 
 @pytest.fixture
