@@ -57,14 +57,14 @@ class Stage:
     """Pipeline stage, and everything that its cache key covers.
 
     ``artifact``: the kind of its artifact, after which the store names the folder. ``inputs`` names upstream stages.
-    ``sections`` selects the preset sections that the step may read; the key covers exactly these. ``hardware`` among them means that a model computes, and is replaced by the detected machine.
-    ``source_digest`` returns a digest of external files, such as source data, or one by name. ``chosen`` returns the
-    rows of tables (:mod:`rlcore.choices`) that the stage uses; the key covers no others. Increase ``version`` to
-    invalidate results although no code changed.
+    ``sections`` selects the preset sections that the step may read; the key covers exactly these. ``hardware`` among
+    them means that a model computes, and is replaced by the detected machine. ``source_digest`` returns a digest of
+    external files, such as source data, or one by name. ``chosen`` returns the rows of tables (:mod:`rlcore.choices`)
+    that the stage uses; the key covers no others. Increase ``version`` to invalidate results although no code changed.
 
     ``observers``: sections, and keys of sections, that no weight and no row depends on, and ``observed`` the inputs. An
-    earlier result serves others. ``trains_on``: inputs of whose rows only those for training
-    count. ``continuation``: use of earlier work of other lengths; None: an equal key alone counts.
+    earlier result serves others. ``trains_on``: inputs of whose rows only those for training count. ``continuation``:
+    use of earlier work of other lengths; None: an equal key alone counts.
 
     ``registered_as``: the artifact holds a model, registered as ``<name of the preset>-<registered_as>``.
     ``render_page`` renders the stage's page. Neither is in the key: both use the finished artifact, cached or not.

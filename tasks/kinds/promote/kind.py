@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from rlcore.strict_config import build
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
-from rlcore.tasks.kinds.benchmark.kind import BenchmarkStage, benchmark_stage
+from rlcore.tasks.kinds.benchmark.kind import BenchmarkStage
 from rlcore.tasks.kinds.evaluate.kind import evaluate_stage
-from rlcore.tasks.kinds.kind import Lazy, Stage, sections, stages_of_data
-from rlcore.tasks.kinds.win_rate.kind import WinRateStage, headline, win_rate_stage
+from rlcore.tasks.kinds.kind import Lazy, Stage, preset_stage, sections, stages_of_data
+from rlcore.tasks.kinds.win_rate.kind import WinRateStage, headline
 from rlcore.tasks.presets.graph import evaluated_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
@@ -58,7 +58,7 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
             artifact="checkpoint",
             run=partial(Lazy("rlcore.tasks.kinds.promote.step:run_champion"), uri=uri, sha256=champion.sha256),
             sections=sections(),
-            source_digest=partial(_constant, champion.model_id),
+            source_digest=lambda config: champion.model_id,
         )
         wins = (_champion_win_rate(config),) if promotion.win_rate else ()
         theirs = (_benchmark(name, CHAMPION_STAGE, CHAMPION_ASKED, config) for name in promotion.benchmarks)
@@ -85,26 +85,25 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
 
 def _champion_win_rate(config: RunConfig) -> Stage:
     promotion = config.section("promotion", PromotionConfig)
-    name, own = promotion.win_rate, config.stage(promotion.win_rate, WinRateStage)
+    own = config.stage(promotion.win_rate, WinRateStage)
     compared = replace(own, policy=promotion.challenger, baseline=CHAMPION_STAGE)
-    between = replace(config, stages={**config.stages, name: compared})
-    stage = win_rate_stage(name, between)
-    return replace(stage, name=WINS, sections=partial(_as_in, between, stage.sections))
+    return _renamed(WINS, promotion.win_rate, compared, config)
 
 
 def _benchmark(name: str, checkpoint: str, beginning: str, config: RunConfig) -> Stage:
     asked = replace(config.stage(name, BenchmarkStage), policy=checkpoint)
-    between = replace(config, stages={**config.stages, name: asked})
-    stage = benchmark_stage(name, between)
-    return replace(stage, name=f"{beginning}{name}", sections=partial(_as_in, between, stage.sections))
+    return _renamed(f"{beginning}{name}", name, asked, config)
+
+
+def _renamed(new: str, name: str, table: WinRateStage | BenchmarkStage, config: RunConfig) -> Stage:
+    """Return the stage ``name`` with another table, under a new name."""
+    between = replace(config, stages={**config.stages, name: table})
+    stage = preset_stage(name, between)
+    return replace(stage, name=new, sections=partial(_as_in, between, stage.sections))
 
 
 def _as_in(changed: RunConfig, sections: Callable[[RunConfig], Sections], config: RunConfig) -> Sections:
     return sections(changed)
-
-
-def _constant(value: str, config: Sections) -> str:
-    return value
 
 
 def promotion_page(result: Result, folder: Path) -> str:

@@ -344,7 +344,7 @@ def _judged(judge: PairJudge, asked: Sequence[JudgedPairs]) -> pd.DataFrame:
 
 def _row(prompt: str, pair: Pair | None, both: BothOrders | None, why: str) -> dict[str, Any]:
     if pair is None or both is None:
-        return {"prompt": prompt, "error": why, "asked": False} | dict.fromkeys(_COUNTS, 0) | _NOT_JUDGED
+        return _NOT_JUDGED | {"prompt": prompt, "error": why}
     orders = both.forward, both.backward
     nan = float("nan")
     return {
@@ -364,23 +364,22 @@ def _row(prompt: str, pair: Pair | None, both: BothOrders | None, why: str) -> d
     }
 
 
-_COUNTS = ("length", "other_length", "calls", "failed_calls", "tokens", "cost")
-_NOT_JUDGED = {"forward": float("nan"), "backward": float("nan"), "first": "", "second": ""}
-_COLUMNS = {
-    "prompt": "str",
-    "forward": "float64",
-    "backward": "float64",
-    "length": "int64",
-    "other_length": "int64",
-    "first": "str",
-    "second": "str",
-    "error": "str",
-    "asked": "bool",
-    "calls": "int64",
-    "failed_calls": "int64",
-    "tokens": "int64",
-    "cost": "float64",
+_NOT_JUDGED: dict[str, Any] = {
+    "prompt": "",
+    "forward": float("nan"),
+    "backward": float("nan"),
+    "length": 0,
+    "other_length": 0,
+    "first": "",
+    "second": "",
+    "error": "",
+    "asked": False,
+    "calls": 0,
+    "failed_calls": 0,
+    "tokens": 0,
+    "cost": 0.0,
 }
+_COLUMNS = {name: type(value).__name__ for name, value in _NOT_JUDGED.items()}
 
 
 def reasons_of(table: pd.DataFrame) -> Counter[str]:
