@@ -61,6 +61,15 @@ class Sections:
         return {key: path for name, section in self.declared.items() for key, path in _files(name, section)}
 
 
+def sampling_parts(config: Sections) -> tuple[EpisodeConfig | None, AgentConfig | None, EngineConfig | None]:
+    """Return episodes, agent and engine of sections: those of a stage that samples, else those of an evaluation."""
+    stage, names = config.declared.get("stage"), ("episodes", "agent", "engine")
+    if stage and (sampling := sampling_of(stage)):
+        return sampling.episodes, sampling.agent, sampling.engine
+    episodes, agent, engine = (config.declared.get(name) for name in names)
+    return episodes, agent, engine
+
+
 def sections_of(config: RunConfig, names: Iterable[str]) -> Sections:
     """Return the named sections of a preset; an evaluation comes without its engine, see :func:`section_of`."""
     return Sections({name: section_of(config, name) for name in names})
@@ -141,15 +150,12 @@ def chosen_by(config: Sections, *, graders: Graders = _MATH) -> Chosen:
     ``graders``: those of a dataset, which try its reference answers.
     """
     stage, evaluation = config.declared.get("stage"), config.declared.get("evaluation")
-    sampling = sampling_of(stage) if stage else None
     terms: list[RewardTerm] = list(terms_of(stage).values()) if stage else []
     terms += [each.term for each in evaluation.verifiers] if evaluation else []
     kinds = {"function" if ":" in term.kind else term.kind for term in terms}
     kinds |= {"reward_model"} if stage and reward_models_of(stage) else set()
-    episodes: EpisodeConfig = sampling.episodes if sampling else config.declared.get("episodes", EpisodeConfig())
-    agent: AgentConfig | None = sampling.agent if sampling else config.declared.get("agent")
-    engine: EngineConfig | None = sampling.engine if sampling else config.declared.get("engine")
-    placement = config.declared.get("distributed")
+    episodes, agent, engine = sampling_parts(config)
+    episodes, placement = episodes or EpisodeConfig(), config.declared.get("distributed")
     data = () if stage else _datasets(config)
     screens = {"none", *("tests" for each in data if each.contract == "code_tasks")}
     if data and graders.compare:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -17,6 +17,7 @@ from rlcore.data_contracts.adapters import convert
 from rlcore.data_contracts.adapters.expressions import Kind
 from rlcore.data_contracts.adapters.fields import Messages
 from rlcore.data_contracts.contracts import code_tasks
+from rlcore.data_contracts.contracts.code_tasks import Trial, broken_tests
 from rlcore.data_contracts.contracts.contract import Contract
 from rlcore.data_contracts.gate import data_gate
 from rlcore.data_contracts.gate.data_gate import GateLimits, GateReport, GateResult
@@ -26,17 +27,15 @@ from rlcore.data_contracts.gate.row_rules import RowFilter
 from rlcore.data_contracts.gate.stream import RowStream
 from rlcore.data_contracts.gate.token_budget import TokenMeter
 from rlcore.errors import DataError
+from rlcore.sandbox.base import ResourceLimits, RunResult, RunStatus
+from rlcore.sandbox.pool import Job, SandboxPool
 from rlcore.tasks.presets.data import HUB, POLICY, DatasetConfig
 from rlcore.tasks.presets.graph import NO_GRADERS, Graders
-from rlcore.tasks.steps.code_tasks import test_suite_filter
 from rlcore.tasks.steps.data_source import check_options, contract_errors, hub_parts, hub_snapshot, resolve_adapter
 from rlcore.tasks.steps.references import references_screen
 from rlcore.tasks.store.storage import table_writer, write_bytes, write_json
 
-# Trials of reference answers by the grader, and of code tasks by their solutions.
-SCREENS: Mapping[str, Callable[..., AbstractContextManager[RowFilter | None]]] = choices(
-    "data.screen", {"none": nullcontext, "references": references_screen, "tests": test_suite_filter}
-)
+_SHOWN_CHARACTERS = 80  # characters of a test
 
 
 def prepare_dataset(
@@ -205,3 +204,44 @@ def cached_hub_source(path: str, *, limit: int) -> Source | None:
         return source_of(path, list(islice(rows, limit)))
     except (OSError, ValueError, datasets.exceptions.DatasetsError):  # only other splits are there, or a part
         return None
+
+
+@contextmanager
+def _working_tests() -> Iterator[RowFilter]:
+    """Return a row filter against tasks whose solution fails, or whose tests pass a stub, in a sandbox.
+
+    Raises:
+        SandboxError: programs cannot be isolated on this machine.
+    """
+    with SandboxPool() as sandbox:
+        yield lambda references: broken_tests(references, lambda trials: _failures(sandbox, trials))
+
+
+def _failures(sandbox: SandboxPool, trials: Sequence[Trial]) -> list[str]:
+    limits = ResourceLimits(wall_seconds=10.0, cpu_seconds=60)
+    jobs = [Job(reference=trial.reference, code=trial.code, limits=limits, stop_early=True) for trial in trials]
+    # INFRA here is a row whose tests cannot run at all: a broken sandbox fails when it starts.
+    return [
+        _failure(trial.reference, outcomes) for trial, outcomes in zip(trials, sandbox.check_all(jobs), strict=True)
+    ]
+
+
+def _failure(reference: str, outcomes: Sequence[RunResult]) -> str:
+    for place, one in enumerate(outcomes):
+        if one.status is not RunStatus.PASS:
+            return f"test {place + 1} of {len(outcomes)}, {_shown_test(reference, place)}: {one.error or one.status}"
+    return ""
+
+
+def _shown_test(reference: str, place: int) -> str:
+    task = json.loads(reference, parse_int=lambda digits: int(digits[:_SHOWN_CHARACTERS]))  # long integers have no text
+    test = task["tests"][place]
+    name = "" if isinstance(test, str) else "input " if "input" in test else "args "
+    text = " ".join(test.split()) if isinstance(test, str) else repr(test[name.strip()])
+    return name + (text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…")
+
+
+# Trials of reference answers by the grader, and of code tasks by their solutions.
+SCREENS: Mapping[str, Callable[..., AbstractContextManager[RowFilter | None]]] = choices(
+    "data.screen", {"none": nullcontext, "references": references_screen, "tests": _working_tests}
+)

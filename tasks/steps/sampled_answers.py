@@ -31,9 +31,8 @@ from rlcore.tasks.steps.base import MODEL, StageContext
 from rlcore.tasks.steps.rewards import open_reward_models, reward_resources
 from rlcore.tasks.steps.rl_recorder import write_rollouts
 from rlcore.tasks.steps.rollout_engine import longest, open_engine, open_player, sampling_engine
-from rlcore.tasks.steps.rows import read_episodes
+from rlcore.tasks.steps.rows import read_episodes, read_prompt_sets
 from rlcore.tasks.steps.runtime import Workload, open_runtime
-from rlcore.tasks.steps.tokens import read_prompt_sets
 from rlcore.tasks.store.storage import matches_digest, note_digest, read_json, write_json
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout

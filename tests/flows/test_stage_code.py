@@ -372,7 +372,7 @@ def measure(context: StageContext) -> StageResult:
 
 def stage(name: str, config: RunConfig) -> Stage:
     inputs = stages_of_data(config, config.stages[name].data)
-    return Stage(name=name, version=1, kind="lengths", run=measure, inputs=inputs, sections=own_sections(name))
+    return Stage(name=name, artifact="lengths", run=measure, inputs=inputs, sections=own_sections(name))
 
 
 KIND = StageKind(stage=stage)

@@ -25,8 +25,8 @@ from rlcore.tasks.presets.settings import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.rewards import verifier
 from rlcore.tasks.steps.rollout_engine import longest, open_engine, open_player
+from rlcore.tasks.steps.rows import read_prompt_sets
 from rlcore.tasks.steps.runtime import Workload, open_runtime
-from rlcore.tasks.steps.tokens import read_prompt_sets
 from rlcore.tasks.store.storage import write_table
 from rlcore.types import CORRECT_FROM, FailedRollout, Prompt, Rollout, Score, is_correct
 

@@ -32,10 +32,9 @@ from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult, prepare_stage_name
 from rlcore.tasks.steps.pair_data import tokenize_pairs
 from rlcore.tasks.steps.rewards import open_reward_models
-from rlcore.tasks.steps.rows import PairRow, read_pairs
+from rlcore.tasks.steps.rows import PairRow, read_pairs, read_prompt_sets
 from rlcore.tasks.steps.runtime import open_runtime
 from rlcore.tasks.steps.sampled_answers import open_sampling, refuse_changed_prompts
-from rlcore.tasks.steps.tokens import read_prompt_sets
 from rlcore.tasks.store.storage import matches_digest, note_digest, read_json, read_table, write_json, write_table
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
