@@ -11,7 +11,8 @@ from typing import Any
 from rlcore.errors import ConfigError
 from rlcore.hardware.memory_plan import ModelSize
 from rlcore.tasks.drawing.result import Draw
-from rlcore.tasks.kinds import BASE, load, table_name
+from rlcore.tasks.kinds import BASE, StageConfig, load, table_name
+from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, chosen_by, sections_of, stage_sections
 from rlcore.tasks.steps.base import StageContext, StageResult, prepare_stage_name
@@ -123,6 +124,11 @@ def preset_stage(name: str, config: RunConfig) -> Stage:
 def stage_of_checkpoint(name: str) -> str:
     """Return the stage that makes the checkpoint ``name``."""
     return IMPORT if name == BASE else name
+
+
+def stage_of_start(name: str, own: StageConfig) -> str:
+    """Return the stage that makes the checkpoint from which the stage ``name`` with the table ``own`` starts."""
+    return stage_of_checkpoint(start_of(name, own))
 
 
 def stages_of_data(config: RunConfig, names: Iterable[str]) -> tuple[str, ...]:

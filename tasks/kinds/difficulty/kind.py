@@ -13,8 +13,8 @@ from rlcore.strict_config import INLINE
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds import Product, Rows
-from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
-from rlcore.tasks.presets.graph import reward_models_of, start_of
+from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_start, stages_of_data
+from rlcore.tasks.presets.graph import reward_models_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.external import external_digest
 from rlcore.tasks.store.markdown import plain
@@ -38,7 +38,7 @@ class DifficultyStage:
 def difficulty_stage(name: str, config: RunConfig) -> Stage:
     """Return the stage that measures a policy's pass rate on each prompt."""
     own = config.stage(name, DifficultyStage)
-    policy = stage_of_checkpoint(start_of(name, own))
+    policy = stage_of_start(name, own)
     return Stage(
         name=name,
         artifact="difficulty",

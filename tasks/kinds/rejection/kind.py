@@ -13,8 +13,8 @@ from rlcore.strict_config import INLINE
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds import Product, Rows
-from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
-from rlcore.tasks.presets.graph import prompt_data, reward_models_of, start_of
+from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_start, stages_of_data
+from rlcore.tasks.presets.graph import prompt_data, reward_models_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.external import external_digest
 from rlcore.tasks.store.markdown import plain
@@ -38,7 +38,7 @@ class RejectionStage:
 def rejection_stage(name: str, config: RunConfig) -> Stage:
     """Return the stage that samples a policy and keeps highly rewarded answers as demonstrations."""
     own = config.stage(name, RejectionStage)
-    policy, held_out = stage_of_checkpoint(start_of(name, own)), stages_of_data(config, prompt_data(config))
+    policy, held_out = stage_of_start(name, own), stages_of_data(config, prompt_data(config))
     data = dict.fromkeys((*stages_of_data(config, own.data), *held_out))
     return Stage(
         name=name,

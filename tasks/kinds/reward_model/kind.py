@@ -14,16 +14,7 @@ from rlcore.strict_config import INLINE
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds import Product, Rows
-from rlcore.tasks.kinds.kind import (
-    Lazy,
-    Stage,
-    StageKind,
-    from_the_start,
-    own_sections,
-    stage_of_checkpoint,
-    stages_of_data,
-)
-from rlcore.tasks.presets.graph import start_of
+from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, from_the_start, own_sections, stage_of_start, stages_of_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.memory_need import supervised_need
 from rlcore.tasks.store.storage import read_json
@@ -51,7 +42,7 @@ class RewardModelStage:
 def reward_model_stage(name: str, config: RunConfig) -> Stage:
     """Return the stage that trains a reward model on preference pairs."""
     own = config.stage(name, RewardModelStage)
-    start, pairs = stage_of_checkpoint(start_of(name, own)), (*own.data, *own.gold_pairs)
+    start, pairs = stage_of_start(name, own), (*own.data, *own.gold_pairs)
     return Stage(
         name=name,
         artifact="reward_model",

@@ -23,9 +23,10 @@ from rlcore.tasks.kinds.kind import (
     StageKind,
     own_sections,
     stage_of_checkpoint,
+    stage_of_start,
     stages_of_data,
 )
-from rlcore.tasks.presets.graph import curriculum_of, evaluated_data, num_earlier_rl, ref_policy_of, start_of
+from rlcore.tasks.presets.graph import curriculum_of, evaluated_data, num_earlier_rl, ref_policy_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.algorithm_facts import algorithm_facts, uses_critic
@@ -68,7 +69,7 @@ class RlStage:
 def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
     """Return the stage that trains a policy by online RL; ``start`` replaces the preset's starting stage."""
     own = config.stage(name, RlStage)
-    start = start or stage_of_checkpoint(start_of(name, own))
+    start = start or stage_of_start(name, own)
     data, reference = stages_of_data(config, own.prompts), stage_of_checkpoint(ref_policy_of(name, own)) or start
     draw = curriculum_of(own)
     measured = (draw.pass_rates,) if draw else ()

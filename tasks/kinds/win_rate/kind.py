@@ -13,9 +13,17 @@ from rlcore.strict_config import INLINE
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds import Product, Rows
-from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
+from rlcore.tasks.kinds.kind import (
+    Lazy,
+    Stage,
+    StageKind,
+    own_sections,
+    stage_of_checkpoint,
+    stage_of_start,
+    stages_of_data,
+)
 from rlcore.tasks.kinds.reward_model.kind import RewardModelStage
-from rlcore.tasks.presets.graph import ancestors, ref_policy_of, reward_models_of, rewards_of, start_of
+from rlcore.tasks.presets.graph import ancestors, ref_policy_of, reward_models_of, rewards_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.external import external_digest
 from rlcore.tasks.store.markdown import plain
@@ -45,7 +53,7 @@ DISJOINT = "train a judge on other pairs: half = 'first' of one stage and half =
 def win_rate_stage(name: str, config: RunConfig) -> Stage:
     """Return the stage in which a judge compares a checkpoint's answers with another's."""
     own = config.stage(name, WinRateStage)
-    policy, reference = (stage_of_checkpoint(each) for each in (start_of(name, own), ref_policy_of(name, own)))
+    policy, reference = stage_of_start(name, own), stage_of_checkpoint(ref_policy_of(name, own))
     data = stages_of_data(config, dict.fromkeys((*own.data, *own.human_pairs)))
     rewards = rewards_behind(config, own)
     return Stage(
