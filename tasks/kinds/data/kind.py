@@ -38,12 +38,9 @@ def data_stage(name: str, config: RunConfig) -> Stage:
         source_digest=_source_digest,
     )
     if resolve_adapter(data) == POLICY:
-        policy, step = (
-            stage_of_checkpoint(data.policy),
-            Lazy("rlcore.tasks.kinds.data.sampled_step:run_prepare_sampled"),
-        )
+        step, policy = "rlcore.tasks.kinds.data.sampled_step:run_prepare_sampled", stage_of_checkpoint(data.policy)
         return stage(
-            run=partial(step, name=name, policy=policy, prompts=asked, held_out=held_out),
+            run=partial(Lazy(step), name=name, policy=policy, prompts=asked, held_out=held_out),
             inputs=(policy, *held_out),
             sections=partial(data_sections, name=name, names=("evaluation", "engine", "hardware")),
             observers=tuple(

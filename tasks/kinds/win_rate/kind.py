@@ -22,7 +22,6 @@ from rlcore.tasks.kinds.kind import (
     stage_of_start,
     stages_of_data,
 )
-from rlcore.tasks.kinds.reward_model.kind import RewardModelStage
 from rlcore.tasks.presets.graph import ancestors, ref_policy_of, reward_models_of, rewards_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.external import external_digest
@@ -86,7 +85,7 @@ def shared_pairs(config: RunConfig, own: WinRateStage) -> Iterator[str]:
     """Yield a reason for each reward model of the policy that is the judge, or shares training pairs with it."""
     name = own.settings.judge.stage
     for reward in rewards_behind(config, own):
-        both = [each for each in map(config.stages.get, (name, reward)) if isinstance(each, RewardModelStage)]
+        both = [each for each in map(config.stages.get, (name, reward)) if each and each.kind == "reward_model"]
         sources = [{_source(config, each) for each in one.data} for one in both]
         if name == reward:
             yield f"the judge {name} is the reward model that trained {own.policy}"
