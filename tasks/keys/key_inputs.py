@@ -11,7 +11,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
-from rlcore.config import EpisodeConfig, RewardTerm, to_dict
+from rlcore.config import to_dict
 from rlcore.tasks.keys.cache_keys import OBSERVED, OBSERVERS, TRAINED, function_of, split_observers
 from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.kinds.kind import Stage
@@ -89,9 +89,9 @@ def versions(module: str, sections: Sections, *, chosen: Chosen = NOTHING_CHOSEN
 
 
 def _own_modules(sections: Sections) -> set[str]:
-    stage, named = sections.declared.get("stage"), list[EpisodeConfig | RewardTerm | None](sampling_parts(sections)[:1])
-    named += (term for term in terms_of(stage).values() if not term.python) if stage else ()
-    return {each.module for each in named if each is not None} - {""}
+    stage, (episodes, _, _) = sections.declared.get("stage"), sampling_parts(sections)
+    terms = [term for term in terms_of(stage).values() if not term.python] if stage else []
+    return {each.module for each in (episodes, *terms) if each} - {""}
 
 
 @cache

@@ -20,7 +20,7 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.shared import SharedStore, open_shared_store
 from tests.tasks.run.toy_stages import DOUBLE, MAKE, calls, config, make_number, open_run, text
 
-SLOW = 6.0  # seconds of the stage that others wait for
+SLOW = 4.0  # seconds of the stage that others wait for
 
 
 @pytest.fixture
