@@ -118,22 +118,16 @@ class Equals:
         ]
 
 
-def test_the_first_right_answer_is_chosen_over_the_first_wrong_one() -> None:
-    pair = pair_of(group("3", "2", "4", "2"), Equals(), "")
-    assert pair is not None
-    assert (pair["chosen"], pair["rejected"], pair["pair_id"], pair["source"]) == ("2", "3", "q", "policy")
-
-
-def test_a_group_of_one_kind_gives_no_pair_and_what_could_not_be_judged_is_neither_right_nor_wrong() -> None:
-    assert pair_of(group("2", "2"), Equals(), "") is None
-    assert pair_of(group("2", "?"), Equals(), "") is None
-    assert pair_of(group("3", "?"), Equals(), "") is None
-
-
-def test_what_the_template_puts_into_the_assistants_mouth_belongs_to_both_answers() -> None:
-    pair = pair_of(group("3", "2"), Equals(), "<think>\n")
+def test_the_first_right_answer_is_chosen_over_the_first_wrong_one_both_with_the_prefill_of_the_template() -> None:
+    pair = pair_of(group("3", "2", "4", "2"), Equals(), "<think>\n")
     assert pair is not None
     assert (pair["chosen"], pair["rejected"]) == ("<think>\n2", "<think>\n3")
+    assert (pair["pair_id"], pair["source"]) == ("q", "policy")
+
+
+@pytest.mark.parametrize("texts", ["22", "2?", "3?"])
+def test_a_group_of_one_kind_gives_no_pair_and_what_could_not_be_judged_is_of_none(texts: str) -> None:
+    assert pair_of(group(*texts), Equals(), "") is None
 
 
 def test_a_reward_model_must_reach_its_accuracy_agree_with_the_last_and_not_lose_to_it() -> None:
@@ -245,11 +239,15 @@ def test_the_gate_refuses_without_seen_prompts_or_champion(tracked_home: Home, t
 CALM, MOVED = "a" * 64, "b" * 64
 
 
-def drift_snapshot(folder: Path, digest: str, sources: list[str], lengths: list[int]) -> Path:
+def reported(folder: Path, digest: str, sketches: dict[str, Any]) -> Path:
     folder.mkdir()
-    frame = pd.DataFrame({"source": sources, "chosen_tokens": lengths, "rejected_tokens": lengths})
-    write_json({"digest": digest, "sketches": sketch(frame)}, folder / "report.json")
+    write_json({"digest": digest, "sketches": sketches}, folder / "report.json")
     return folder
+
+
+def drift_snapshot(folder: Path, digest: str, sources: list[str], lengths: list[int]) -> Path:
+    frame = pd.DataFrame({"source": sources, "chosen_tokens": lengths, "rejected_tokens": lengths})
+    return reported(folder, digest, sketch(frame))
 
 
 @pytest.fixture
@@ -281,12 +279,6 @@ def test_rows_that_a_person_has_accepted_warn_and_pass(folders: tuple[Path, Path
     assert (found.level, found.is_excused) == ("warn", True)
     assert "accepted by a person" in drift_page([found])
     assert compare_snapshots("prepare_preferences", before, after, accepted).level == "refuse"
-
-
-def reported(folder: Path, digest: str, sketches: dict[str, Any]) -> Path:
-    folder.mkdir()
-    write_json({"digest": digest, "sketches": sketches}, folder / "report.json")
-    return folder
 
 
 def test_the_same_rows_are_calm(folders: tuple[Path, Path]) -> None:
@@ -332,12 +324,8 @@ def test_many_sources_without_drift_pass_and_pairs_of_one_prompt_do_not_count_as
             sources, lengths = generator.integers(0, 60, 400), generator.geometric(0.02, 400)
             rows = {"source": sources.astype(str), "chosen_tokens": lengths, "rejected_tokens": lengths[::-1]}
             frame = pd.DataFrame({"prompt_hash": np.arange(400).astype(str), **rows}).loc[np.repeat(range(400), 10)]
-            folder = tmp_path / f"{side} {number}"
-            folder.mkdir()
-            write_json(
-                {"digest": folder.name, "sketches": sketch(frame.reset_index(drop=True))}, folder / "report.json"
-            )
-            folders.append(folder)
+            name = f"{side} {number}"
+            folders.append(reported(tmp_path / name, name, sketch(frame.reset_index(drop=True))))
         assert compare_snapshots("prepare_preferences", folders[1], folders[0], DriftConfig()).level == "calm"
 
 
