@@ -50,25 +50,22 @@ class SampledAnswers(NamedTuple):
 
 
 def answered_prompts(context: StageContext, policy: str) -> SampledAnswers:
-    """Return the chosen training prompts with the scored answers of the checkpoint of the stage ``policy``.
+    """Return training prompts, shuffled, with the scored answers of the checkpoint of the stage ``policy``.
+
+    The seed chooses ``num_prompts`` of them.
 
     Raises:
         RewardError: the grader fails too often.
     """
     folder = context.inputs[policy] / MODEL
     tokenizer = verify_model(context.inputs[policy], stage=policy, model=folder)
-    prompts = chosen_prompts(context, tokenizer)
+    stage = context.config.stage
+    every = read_prompt_sets(context, stage.data, "train", tokenizer)
+    order = shuffled(len(every), context.seed, stage.kind)[: stage.settings.num_prompts or None]
+    prompts = [every[place] for place in order]
     sample_chunks(context, prompts, tokenizer=tokenizer, folder=folder)
     candidates = read_candidates(chunk_paths(context, len(prompts)), prompts, tokenizer)
     return SampledAnswers(prompts, candidates, tokenizer)
-
-
-def chosen_prompts(context: StageContext, tokenizer: ChatTokenizer) -> list[Prompt]:
-    """Return the training prompts, or ``num_prompts`` of them that the seed chooses, shuffled."""
-    stage = context.config.stage
-    prompts = read_prompt_sets(context, stage.data, "train", tokenizer)
-    order = shuffled(len(prompts), context.seed, stage.kind)[: stage.settings.num_prompts or None]
-    return [prompts[place] for place in order]
 
 
 def chunk_paths(context: StageContext, num_prompts: int) -> list[Path]:

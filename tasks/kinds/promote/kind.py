@@ -60,7 +60,10 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
             sections=sections(),
             source_digest=lambda config: champion.model_id,
         )
-        wins = (_champion_win_rate(config),) if promotion.win_rate else ()
+        wins: tuple[Stage, ...] = ()
+        if promotion.win_rate:
+            own = replace(config.stage(promotion.win_rate, WinRateStage), policy=challenger, baseline=CHAMPION_STAGE)
+            wins = (_renamed(WINS, promotion.win_rate, own, config),)
         theirs = (_benchmark(name, CHAMPION_STAGE, CHAMPION_ASKED, config) for name in promotion.benchmarks)
         opponent = (imported, evaluate_stage(CHAMPION_STAGE, config), *wins, *asks, *theirs)
         inputs = (*inputs, *(stage.name for stage in opponent))
@@ -81,13 +84,6 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
         sections=sections("name", "promotion"),
     )
     return (*opponent, decision)
-
-
-def _champion_win_rate(config: RunConfig) -> Stage:
-    promotion = config.section("promotion", PromotionConfig)
-    own = config.stage(promotion.win_rate, WinRateStage)
-    compared = replace(own, policy=promotion.challenger, baseline=CHAMPION_STAGE)
-    return _renamed(WINS, promotion.win_rate, compared, config)
 
 
 def _benchmark(name: str, checkpoint: str, beginning: str, config: RunConfig) -> Stage:

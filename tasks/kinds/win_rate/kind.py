@@ -117,12 +117,8 @@ def headline(summary: Mapping[str, Any]) -> str:
     """Summarize in one line: the win rate, and the reasons to distrust it."""
     rate = summary["found"]["rate"]
     text = f"win rate {_interval(rate)} of {summary['policy']} over {summary['reference']} on {rate['n']} prompts"
-    return f"{text}, judged by {summary['judge']}{distrust_reason(summary)}"
-
-
-def distrust_reason(summary: Mapping[str, Any]) -> str:
-    """Return the reason to distrust the judge, as the end of a sentence; empty if it is trusted."""
-    return f"; NOT TRUSTED: {'; '.join(summary['distrust'])}" if summary["distrust"] else ""
+    doubts = f"; NOT TRUSTED: {'; '.join(summary['distrust'])}" if summary["distrust"] else ""
+    return f"{text}, judged by {summary['judge']}{doubts}"
 
 
 def render(summary: Mapping[str, Any], *, confidence: float) -> str:

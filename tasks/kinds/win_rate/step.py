@@ -76,9 +76,14 @@ def run_win_rate(
             if asked
             for judged_by in [dataclasses.replace(config, judge=JudgeConfig(kind="reward_model", stage=name))]
         }
-    found = win_rate(pair_results_of(table), seed=context.seed, confidence=context.config.confidence)
-    audit = _audit(context, audited, config)
-    found_with = {name: _dependence(context, audited, table) for name, table in others.items()}
+    seed, confidence, human = context.seed, context.config.confidence, pair_results_of(audited)
+    found = win_rate(pair_results_of(table), seed=seed, confidence=confidence)
+    asked_of = np.unique(audited["prompt"].to_numpy(dtype=str), return_inverse=True)[1]
+    audit = audit_judge(human, asked_of, config.bounds, seed=seed, confidence=confidence) if len(audited) else None
+    found_with = {
+        name: dependence(human, pair_results_of(each), asked_of, seed=seed, confidence=confidence)
+        for name, each in others.items()
+    }
     write_table(table, context.folder / "verdicts.parquet")
     if len(audited):
         write_table(audited, context.folder / "audit.parquet")
@@ -122,7 +127,7 @@ def write_summary(
 ) -> StageResult:
     """Write ``win_rate.json``, log the win rate, and return the stage's result. ``tables``: verdicts and audit."""
     stage: WinRateStage = context.config.stage
-    table, audited = tables
+    judge, (table, audited) = stage.settings.judge, tables
     both = pd.concat([table, audited], ignore_index=True)
     reasons = [*shared, *(["the judge was not audited: name human_pairs"] if audit is None else [])]
     limit = stage.settings.bounds.max_dependence
@@ -135,7 +140,7 @@ def write_summary(
     document: dict[str, Any] = {
         "policy": stage.policy,
         "reference": stage.baseline,
-        "judge": judge_name(stage),
+        "judge": f"{judge.kind} {judge.stage or judge.options.get('model', '')}".strip(),
         "found": dataclasses.asdict(found),
         "audit": dataclasses.asdict(audit) if audit else None,
         "dependence": {name: dataclasses.asdict(each) for name, each in dependences.items()},
@@ -156,13 +161,6 @@ def write_summary(
     interval = format_interval(rate.low, rate.high, context.config.confidence)
     context.log(f"win_rate={rate.mean:.3f} {interval} n={rate.n} baseline={stage.baseline}{doubts}")
     return StageResult(metrics=metrics, rows=len(table))
-
-
-def judge_name(stage: WinRateStage) -> str:
-    """Name the judge for reports."""
-    judge = stage.settings.judge
-    model = judge.options.get("model", "")
-    return f"{judge.kind} {judge.stage or model}".strip()
 
 
 def metrics_of(document: dict[str, Any], audited: pd.DataFrame) -> dict[str, float]:
@@ -216,22 +214,6 @@ def _judge(context: StageContext, config: WinRateConfig, runtime: Runtime) -> Pa
     models = open_reward_models(context.inputs, [config.judge.term], runtime)
     scorers = {name: token_scorer(model, config.tokens_per_microbatch) for name, model in models.items()}
     return make_pair_judge(config.judge, where=f"stages.{context.stage}.judge", score_tokens=scorers)
-
-
-def _dependence(context: StageContext, audited: pd.DataFrame, others: pd.DataFrame) -> Dependence:
-    own, other = pair_results_of(audited), pair_results_of(others)
-    return dependence(own, other, _prompts(audited), seed=context.seed, confidence=context.config.confidence)
-
-
-def _prompts(table: pd.DataFrame) -> np.ndarray:
-    return np.unique(table["prompt"].to_numpy(dtype=str), return_inverse=True)[1]
-
-
-def _audit(context: StageContext, table: pd.DataFrame, config: WinRateConfig) -> JudgeAudit | None:
-    if table.empty:
-        return None
-    results, confidence = pair_results_of(table), context.config.confidence
-    return audit_judge(results, _prompts(table), config.bounds, seed=context.seed, confidence=confidence)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
