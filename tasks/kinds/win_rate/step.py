@@ -66,15 +66,14 @@ def run_win_rate(
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
         own = answer(context, policy, prompts, tokenizer, runtime, side="policy")
         other = answer(context, reference, prompts, tokenizer, runtime, side="reference")
-        judge = _judge(context, config, runtime)
+        judge = _judge(context, config.judge, runtime)
         table = judge_pairs(context, judge, answer_pairs(prompts, own, other), name="verdicts")
         asked = human_pairs(context, tokenizer)
         audited = judge_pairs(context, judge, asked, name="audit")
         others = {
-            name: judge_pairs(context, _judge(context, judged_by, runtime), asked, name=f"audit_{name}")
-            for name in rewards
+            name: judge_pairs(context, _judge(context, reward, runtime), asked, name=f"audit_{name}")
+            for name, reward in ((each, JudgeConfig(kind="reward_model", stage=each)) for each in rewards)
             if asked
-            for judged_by in [dataclasses.replace(config, judge=JudgeConfig(kind="reward_model", stage=name))]
         }
     seed, confidence, human = context.seed, context.config.confidence, pair_results_of(audited)
     found = win_rate(pair_results_of(table), seed=seed, confidence=confidence)
@@ -210,10 +209,11 @@ def _tokenizer(context: StageContext, policy: str, reference: str) -> ChatTokeni
     return own
 
 
-def _judge(context: StageContext, config: WinRateConfig, runtime: Runtime) -> PairJudge:
-    models = open_reward_models(context.inputs, [config.judge.term], runtime)
-    scorers = {name: token_scorer(model, config.tokens_per_microbatch) for name, model in models.items()}
-    return make_pair_judge(config.judge, where=f"stages.{context.stage}.judge", score_tokens=scorers)
+def _judge(context: StageContext, judge: JudgeConfig, runtime: Runtime) -> PairJudge:
+    models = open_reward_models(context.inputs, [judge.term], runtime)
+    budget = context.config.stage.settings.tokens_per_microbatch
+    scorers = {name: token_scorer(model, budget) for name, model in models.items()}
+    return make_pair_judge(judge, where=f"stages.{context.stage}.judge", score_tokens=scorers)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
