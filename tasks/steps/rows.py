@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlcore.data_contracts.text import prompt_hash
 from rlcore.errors import CanaryError
 from rlcore.tasks.steps.base import StageContext, prepare_stage_name
 from rlcore.tasks.store.storage import read_table
@@ -93,11 +92,6 @@ def read_episodes(path: Path) -> pd.DataFrame:
         forks = [[*reasons][1:] for _, reasons in table["fork"].groupby(is_episode.cumsum())]
         table = table[is_episode]
     return table.assign(forks=forks)
-
-
-def prompt_hashes(rows: Iterable[PromptRow | PairRow]) -> frozenset[str]:
-    """Return hashes of the normalized prompts."""
-    return frozenset(prompt_hash([asdict(message) for message in row.messages]) for row in rows)
 
 
 def tokenize_prompts(

@@ -27,7 +27,8 @@ from rlcore.tasks.kinds.base.step import import_registered
 from rlcore.tasks.kinds.promote.kind import CHALLENGER_ASKED, CHAMPION_ASKED, WINS, model_name
 from rlcore.tasks.presets.settings import NO_ACCURACY, PromotionConfig
 from rlcore.tasks.steps.base import RECORDS, StageContext, StageResult, prepare_stage_name
-from rlcore.tasks.steps.rows import prompt_hashes, read_prompts
+from rlcore.tasks.steps.prompt_hashes import prompt_hashes
+from rlcore.tasks.steps.rows import read_prompts
 from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.store.storage import read_json, read_table, write_json
 from rlcore.tasks.tracking.registry import count_look

@@ -21,7 +21,8 @@ from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.presets.settings import RetrainConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult, prepare_stage_name
 from rlcore.tasks.steps.pair_data import margins_of, numbered, tokenize_pairs
-from rlcore.tasks.steps.rows import PairRow, prompt_hashes, read_pairs
+from rlcore.tasks.steps.prompt_hashes import prompt_hashes
+from rlcore.tasks.steps.rows import PairRow, read_pairs
 from rlcore.tasks.steps.runtime import open_runtime
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.settings import find_home

@@ -24,7 +24,8 @@ from rlcore.tasks.kinds.reward_gate.kind import render as reward_gate_page
 from rlcore.tasks.kinds.reward_gate.step import _champions_own, _decision, _unseen, compared, margins_table
 from rlcore.tasks.presets.data import ComparisonConfig, DatasetConfig
 from rlcore.tasks.presets.settings import DriftConfig, RetrainConfig
-from rlcore.tasks.steps.rows import PairRow, prompt_hashes
+from rlcore.tasks.steps.prompt_hashes import prompt_hashes
+from rlcore.tasks.steps.rows import PairRow
 from rlcore.tasks.steps.sampled_answers import is_usable, refuse_failing_grader
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, read_table, write_json, write_table

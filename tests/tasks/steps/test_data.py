@@ -22,10 +22,10 @@ from rlcore.tasks.steps import rows as step_rows
 from rlcore.tasks.steps.data import prepare_dataset
 from rlcore.tasks.steps.data_source import resolve_adapter, source_digest
 from rlcore.tasks.steps.pair_data import tokenize_pairs
+from rlcore.tasks.steps.prompt_hashes import prompt_hashes
 from rlcore.tasks.steps.rows import (
     PairRow,
     PromptRow,
-    prompt_hashes,
     read_demonstrations,
     read_pairs,
     read_prompt_sets,
