@@ -162,7 +162,6 @@ class Gateway:
             limits=limits,
             statistics=self._statistics,
             lock=self._lock,
-            wake=self._server.call_soon,
         )
 
     def __enter__(self) -> Gateway:
@@ -275,14 +274,12 @@ class Gateway:
         asked = await self._ask(body, session, kind, retry_count=request.headers.get("x-stainless-retry-count", ""))
         put_at = time.monotonic()
         try:
-            await guard.unless_gone(request.receive, asked.done.wait())
+            await guard.unless_gone(request.receive, asyncio.shield(asyncio.wrap_future(asked.done)))
         except ClientDisconnect:
             with self._lock:
                 self._leave(session, asked)
             raise
         with self._lock:
-            if asked.error:
-                raise asked.error
             session.require_open()
             reply = self._reply(session, asked)
             session.set_delivered(asked)

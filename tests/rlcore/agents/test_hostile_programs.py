@@ -2,6 +2,7 @@
 
 A row of ``rows/attacks.jsonl`` has how its agent fails in a sandbox (``box``) and without one (``plain``), as the begin
 of a text; no ``plain``: it would succeed there. ``output``: in a sandbox. ``leaves``: without one a process escapes.
+``is_held``: without one, its warden cannot end it, and the run does once it has waited.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from uuid import uuid4
 
 import pytest
 
+from rlcore.agents import program as programs
 from rlcore.agents.program import Agents, Ended, Program, open_program
 from rlcore.config import AgentConfig
 from rlcore.openai_api.guard import Receive, Scope, Send
@@ -29,7 +31,7 @@ from tests.rlcore.sandbox.conftest import require_bubblewrap
 from tests.rows import rows_of
 from tests.waiting import LONG, given_time, until
 
-LATE_SECONDS, SECONDS = 2.0, 600.0  # of an agent that hangs, of another
+LATE_SECONDS, SECONDS = 1.0, 600.0  # of an agent that hangs, of another
 MOST_SECONDS = 900.0  # of a row, on a busy machine
 BEGIN = """
 import ctypes, mmap, os, pathlib, resource, signal, socket, subprocess, sys, threading, time
@@ -117,13 +119,15 @@ def arenas() -> Iterator[Callable[[str], Arena]]:
     ],
 )
 def test_an_attack_ends_alone_in_time_and_with_all_that_it_started(
-    arenas: Callable[[str], Arena], place: str, name: str, tmp_path: Path
+    arenas: Callable[[str], Arena], place: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arena = arenas(place)
     assert arena.has_bystander()
     row: dict[str, Any] = ROWS[name]
     mark, output = uuid4().hex, row.get("output", "") if arena.is_boxed else ""
     failure, canary, folders = row[place], tmp_path / "canary", arena.folders()
+    if row.get("is_held"):
+        monkeypatch.setattr(programs, "_END_SECONDS", 1.0)
     canary.mkdir()
     (canary / "file").write_text("x")
     code = f"{BEGIN}CANARY = {str(canary)!r}  # {mark}\n{row['code']}"

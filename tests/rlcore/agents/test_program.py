@@ -21,7 +21,7 @@ import pytest
 
 from rlcore.agents import program as programs
 from rlcore.agents.gateway import Gateway
-from rlcore.agents.program import KEPT_BYTES, Agents, Ended, Program, open_program, task_of
+from rlcore.agents.program import KEPT_BYTES, Agents, Ended, Program, open_program
 from rlcore.config import AgentConfig
 from rlcore.errors import DataError, SandboxError
 from rlcore.text.tokenization import ChatTokenizer
@@ -79,12 +79,6 @@ def test_an_agent_reads_its_task_and_key_and_nothing_else_of_this_process(
     }
     ours = {name: value for name, value in environment.items() if name not in ("PATH", "LC_CTYPE", "LD_LIBRARY_PATH")}
     assert ours == expected
-
-
-def test_neither_the_reference_answer_nor_an_unnamed_column_is_in_the_task() -> None:
-    task = json.dumps(task_of(ROW, ()))
-    assert '"7"' not in task
-    assert '"columns": {}' in task
 
 
 def test_a_task_that_no_environment_variable_can_hold_is_in_the_file() -> None:
@@ -232,11 +226,11 @@ def test_a_temporary_folder_with_too_long_a_path_is_refused_with_a_fix(
 
 
 RUN = """
-from rlcore.agents.program import Agents
-from rlcore.agents.program import open_program
+from rlcore.agents.program import Agents, open_program
 from rlcore.config import AgentConfig
-from tests.rlcore.agents.programs import PROMPT
+from rlcore.types import Prompt
 
+PROMPT = Prompt(prompt_id="p", messages=(), token_ids=(1,), reference="7", task="t")
 with open_program(AgentConfig(command=("python", "-c", {!r}), sandbox={})) as program, program.folder(PROMPT) as folder:
     Agents().run(program.command(folder), program.environment("", folder, ""), folder, seconds=600.0)
 """
