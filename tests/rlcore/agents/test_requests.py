@@ -128,6 +128,11 @@ REFUSED_CHATS: tuple[tuple[Json, str], ...] = (
     ({"messages": [SAYS | {"role": "assistant", "reasoning_content": ["Hm."]}]}, "messages[0].reasoning_content"),
     ({"n": 129}, "n"),
     ({"stop": ["x"] * 65}, "stop"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+    ({"logit_bias": {"1": 5}}, "logit_bias"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"functions": [{"name": "f"}]}, "functions"),
 )
 REFUSED_RESPONSES: tuple[tuple[Json, str], ...] = (
     *(

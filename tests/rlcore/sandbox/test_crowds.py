@@ -14,9 +14,8 @@ import pytest
 
 from rlcore.sandbox.base import ResourceLimits, RunStatus
 from rlcore.sandbox.pool import Job, SandboxPool
-from tests.rlcore.sandbox.attacks import ESCAPES, FAKES, IDIOMS
 from tests.rlcore.sandbox.conftest import require_bubblewrap
-from tests.rlcore.sandbox.test_attacks import ASSERTIONS, CALLS, SCRIPTS
+from tests.rlcore.sandbox.test_attacks import ASSERTIONS, CALLS, ESCAPES, FAKES, IDIOMS, SCRIPTS
 from tests.rlcore.sandbox.test_image import MANY
 
 pytestmark = pytest.mark.slow

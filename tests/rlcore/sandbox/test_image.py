@@ -27,18 +27,16 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "cache" / "rlcore-boxes"
 
 
-def test_an_image_is_used_again_while_it_is_whole(cache: Path) -> None:
-    image = box_image()
-    made = image.stat().st_ctime_ns
-    assert cache.stat().st_mode & 0o777 == (0o711 if os.geteuid() == 0 else 0o700)  # for this user alone
-    assert (box_image(), image.stat().st_ctime_ns, image.parent) == (image, made, cache)
-    assert sorted(path.name for path in cache.iterdir()) == sorted(
-        ["lock", image.name, *(path.name for path in cache.glob("*.json"))]
-    )
-
-
-def test_an_image_that_lost_a_file_is_made_anew_beside_it_and_boxes_that_run_keep_theirs(cache: Path) -> None:
+def test_an_image_is_used_again_while_it_is_whole_then_made_anew_beside_it(cache: Path) -> None:
     first = box_image()
+    made = first.stat().st_ctime_ns
+    assert cache.stat().st_mode & 0o777 == (0o711 if os.geteuid() == 0 else 0o700)  # for this user alone
+    assert (box_image(), first.stat().st_ctime_ns, first.parent) == (first, made, cache)
+    assert {path.name for path in cache.iterdir()} == {
+        "lock",
+        first.name,
+        *(path.name for path in cache.glob("*.json")),
+    }
     next((first / "root").rglob("this.py")).unlink()
     (cache / ".new-killed").mkdir()  # what a process that was killed has left
     (cache / ".new-killed.json").touch()
