@@ -317,18 +317,17 @@ class Gateway:
     def _reply(self, session: Session, asked: Asked) -> Response:
         if asked.reply is None:
             body, events = session.written(asked)
-            is_stream = asked.placement.request.options.stream
-            asked.reply = _stream(events) if is_stream else JSONResponse(body)
+            if asked.placement.request.options.stream:
+                headers = {"Cache-Control": "no-cache"}
+                asked.reply = Response("".join(events), media_type="text/event-stream", headers=headers)
+            else:
+                asked.reply = JSONResponse(body)
         return asked.reply
 
 
 def _read(body: bytes, session: Session, kind: Kind) -> Request:
     found = read_json(body)
     return read_chat(found) if kind == "chat" else read_responses(found, session.stored)
-
-
-def _stream(events: Iterable[str]) -> Response:
-    return Response("".join(events), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
 def _reader(renderer: PromptRenderer) -> ReplyReader:

@@ -55,8 +55,7 @@ def box_image() -> Path:
     Raises:
         SandboxError: The image cannot be created, or other users may write to its folder.
     """
-    # sys._base_executable: a virtual environment's python needs its base to start.
-    python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    python = base_python()
     stamp = f"2 {python} {sys.version} {Path(python).stat().st_mtime_ns}"
     path = user_cache() / "rlcore-boxes"
     try:
@@ -70,6 +69,11 @@ def box_image() -> Path:
             where=str(path),
             fix="free 100 MB there, or set XDG_CACHE_HOME to a folder that every user can enter, without noexec",
         ) from error
+
+
+def base_python() -> str:
+    """Return the interpreter outside a virtual environment, whose own needs it to start."""
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
 def user_cache() -> Path:

@@ -16,14 +16,13 @@ import os
 import platform
 import struct
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
 from rlcore.errors import SandboxError
 from rlcore.sandbox import runner, wire
-from rlcore.sandbox.image import PYTHON
+from rlcore.sandbox.image import PYTHON, base_python
 
 _BOOTSTRAP = """
 import posix, marshal, sys
@@ -57,7 +56,7 @@ class Isolation:
 def spawn(isolation: Isolation, arguments: list[str]) -> tuple[subprocess.Popen[bytes], int]:
     """Start the process of a box. Also return the pipe on which bwrap writes its pid (-1 without bwrap)."""
     if not isolation.bwrap:
-        return _popen([_plain_python(), *_python_arguments(arguments)], ()), -1
+        return _popen([base_python(), *_python_arguments(arguments)], ()), -1
     filter_end, (info, info_end) = _filter_pipe(), os.pipe()
     command = [isolation.bwrap, *_ISOLATION, "--ro-bind", isolation.image, "/", *_FILES]
     command += ["--seccomp", str(filter_end), "--info-fd", str(info_end), "--", PYTHON, *_python_arguments(arguments)]
@@ -80,10 +79,6 @@ def _popen(command: list[str], descriptors: tuple[int, ...]) -> subprocess.Popen
 
 def _python_arguments(arguments: list[str]) -> list[str]:
     return ["-I", "-S", "-B", "-X", "utf8", "-c", _BOOTSTRAP, *arguments]
-
-
-def _plain_python() -> str:
-    return str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 
 
 def _filter_pipe() -> int:

@@ -145,9 +145,8 @@ def _assertions(isolation: Isolation, program: _LoadedProgram, tests: Sequence[A
 
 
 def _checked(suite: Suite, test: Mapping[str, Any]) -> str:
-    if suite.style == "stdin":
-        return f"assert check({test['input']!r}, candidate(), {test['output']!r})"
-    return f"assert check({test['args']!r}, candidate(), {test['output']!r})"
+    given = test["input" if suite.style == "stdin" else "args"]
+    return f"assert check({given!r}, candidate(), {test['output']!r})"
 
 
 @dataclass(frozen=True, slots=True)
