@@ -22,11 +22,11 @@ from uuid import uuid4
 import pytest
 
 from rlcore.agents import program as programs
-from rlcore.agents.program import Agents, Ended, Program, open_program
+from rlcore.agents.program import Ended, Program, open_program
 from rlcore.config import AgentConfig
 from rlcore.openai_api.guard import Receive, Scope, Send
 from rlcore.openai_api.server import ServerThread
-from tests.rlcore.agents.programs import PROMPT, marked
+from tests.rlcore.agents.programs import marked, run
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 from tests.rows import rows_of
 from tests.waiting import LONG, given_time, until
@@ -66,9 +66,7 @@ class Arena:
 
     def run(self, code: str, key: str, *, seconds: float) -> Ended:
         program = replace(self.program, config=replace(self.program.config, command=("python", "-c", code)))
-        with program.folder(PROMPT) as folder:
-            environment = program.environment(key, folder, self.url)
-            return Agents().run(program.command(folder), environment, folder, seconds=seconds)
+        return run(program, key=key, url=self.url, seconds=seconds)
 
     def has_bystander(self) -> bool:
         """Return True if the other episode calls the gateway still."""

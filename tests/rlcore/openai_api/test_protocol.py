@@ -28,6 +28,7 @@ from tests.rlcore.openai_api.hostile import (
     SAYS,
     chat,
     chunked,
+    connected,
     messages,
     plain,
     refusal,
@@ -266,8 +267,6 @@ def test_a_token_of_a_text_completion_has_its_place_in_the_text(count: int) -> N
 
 KEYS = ("one", "other")
 
-Address = int | str  # a port, or the path of a Unix socket
-
 
 async def echo(scope: guard.Scope, receive: guard.Receive, send: guard.Send) -> None:
     body = await Request(scope, receive).body()
@@ -282,18 +281,6 @@ def serving(path: Path | None = None, **limits: Any) -> Iterator[int]:
         yield port
     finally:
         running.stop()
-
-
-def connected(address: Address) -> socket.socket:
-    kind = socket.AF_INET if isinstance(address, int) else socket.AF_UNIX
-    connection = socket.socket(kind)
-    connection.settimeout(300)
-    try:
-        connection.connect(("127.0.0.1", address) if isinstance(address, int) else address)
-    except OSError:
-        connection.close()
-        raise
-    return connection
 
 
 def head(key: str = KEYS[0], length: int = 0, host: str = "localhost", more: str = "") -> bytes:
