@@ -18,8 +18,7 @@ from rlcore.tasks.presets.graph import NO_GRADERS, Graders
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.data import is_exact, prepare_dataset
 from rlcore.tasks.store.storage import read_column
-from rlcore.text.token_counts import encode_all, max_prompt_tokens, max_text_tokens, prompt_lengths
-from rlcore.text.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer, encode_all, max_prompt_tokens, max_text_tokens, prompt_lengths
 from rlcore.types import Message
 
 LATER = "use other rows for one of the two, or name this dataset before the other"
