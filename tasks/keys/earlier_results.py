@@ -24,7 +24,7 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.store.artifacts import CLEANED, ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import KeyInputs, Record, StageCache
-from rlcore.tasks.store.nested import flatten
+from rlcore.tasks.store.storage import flatten
 
 _HARDWARE = {"precision": "hardware.dtype", "threads": "hardware.num_threads"}  # facts of a machine that a preset sets
 

@@ -10,7 +10,7 @@ from rlcore.tasks.presets.graph import data_of
 from rlcore.tasks.presets.run import RunConfig
 
 if TYPE_CHECKING:
-    from rlcore.tasks.tracking.past import ChampionLineage
+    from rlcore.tasks.tracking.lineage import ChampionLineage
 
 
 def reward_gate_stage(model: str, config: RunConfig, past: ChampionLineage) -> Stage:
