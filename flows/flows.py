@@ -25,8 +25,8 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.run.prefect_bridge import report_markdown
 from rlcore.tasks.run.retrain import Retraining
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import configure_environment, configure_logging, find_home
+from rlcore.tasks.store.storage import flatten
 
 _PRESETS = sorted(file.stem for file in (Path(__file__).parent / "presets").glob("*.toml"))
 _SECTIONS = sorted((*(each.name for each in fields(RunConfig)), "without"))

@@ -29,7 +29,7 @@ from rlcore.flows.cli import (
     show,
     validate,
 )
-from rlcore.tasks.store.logs import BudgetReachedError
+from rlcore.tasks.store.settings import BudgetReachedError
 
 USAGE_ERROR, FAILURE, BUDGET = 2, 1, 3
 _MAX_NAME = 200  # characters of a path in a message

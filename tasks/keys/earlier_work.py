@@ -33,9 +33,8 @@ from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.store.artifacts import CLEANED, ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import KeyInputs, Record, StageCache, now
 from rlcore.tasks.store.locks import file_lock, is_held
-from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.storage import link_or_copy, matches_digest, note_digest, read_json, sync, write_json
+from rlcore.tasks.store.storage import flatten, link_or_copy, matches_digest, note_digest, read_json, sync, write_json
 
 _HARDWARE = {"precision": "hardware.dtype", "threads": "hardware.num_threads"}  # facts of a machine that a preset sets
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from rlcore.errors import ModelError, PromotionError, shown
 from rlcore.tasks.store.approvers import OFF, verify
 from rlcore.tasks.store.audit_log import AuditEntry, audit_path, chain_errors, read_entries
-from rlcore.tasks.store.scratch import scratch_folder
+from rlcore.tasks.store.locks import scratch_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.champion import (
     APPROVE,

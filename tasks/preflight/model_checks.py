@@ -17,7 +17,7 @@ from rlcore.sampling.vllm.process import ADAPTER_RANKS
 from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.presets.graph import rl_of
 from rlcore.tasks.presets.run import RunConfig, collect_error
-from rlcore.tasks.store.nested import flatten
+from rlcore.tasks.store.storage import flatten
 
 _LORAS = ("update.lora", "lora", "backbone.lora")  # of the kinds of stages that have some
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -45,8 +45,8 @@ from rlcore.tasks.steps.data_source import (
 from rlcore.tasks.steps.external import agent_errors, environment_errors
 from rlcore.tasks.store.approvers import read_approvers
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.prices import kind_of_machine, prices_path, read_prices
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.toml_files import kind_of_machine, prices_path, read_prices
 from rlcore.tasks.tracking.registry import read_version
 
 _SANDBOX = "as root: apt-get install bubblewrap (Fedora: dnf install bubblewrap)"

@@ -36,7 +36,7 @@ from rlcore.tasks.presets.graph import (
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.settings import EvaluationConfig
 from rlcore.tasks.store.code_hash import Chosen
-from rlcore.tasks.store.nested import flatten
+from rlcore.tasks.store.storage import flatten
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store import code_hash
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.code_hash import closure
+from rlcore.tasks.store.code_hash import closure_digests
 from rlcore.tasks.store.settings import Home
 from tests import known_sources
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows
@@ -36,7 +36,7 @@ TOOLS = "stages.{}.sampling.episodes={{tools=['calculator'],max_turn_tokens=20}}
 
 
 def modules_of(stage: Stage, config: RunConfig) -> frozenset[str]:
-    return closure(function_of(stage.run)[0], chosen=stage.chosen(stage.sections(config)))
+    return frozenset(closure_digests(function_of(stage.run)[0], chosen=stage.chosen(stage.sections(config))))
 
 
 def closures(preset: str, *overrides: str) -> dict[str, frozenset[str]]:
@@ -262,7 +262,9 @@ def reasons(plan: str) -> dict[str, tuple[str, str]]:
 def test_every_stage_that_loads_a_model_to_compute_has_the_machine_in_its_key(name: str) -> None:
     config = open_preset(name)
     computing = {
-        stage.name for stage in stages_of(config) if "rlcore.tasks.steps.runtime" in closure(function_of(stage.run)[0])
+        stage.name
+        for stage in stages_of(config)
+        if "rlcore.tasks.steps.runtime" in closure_digests(function_of(stage.run)[0])
     }
     with_machine = {stage.name for stage in stages_of(config) if "hardware" in stage.sections(config).declared}
     assert with_machine - {"import_sft"} == computing
@@ -328,7 +330,7 @@ def test_no_function_is_called_that_the_key_of_a_stage_does_not_count(name: str,
     config = open_preset("tiny", SMALL)
     stage = next(stage for stage in stages(config) if stage.name == name)
     module, _ = function_of(stage.run)
-    left_out = closure(module) - closure(module, chosen=stage.chosen(stage.sections(config)))
+    left_out = closure_digests(module).keys() - modules_of(stage, config)
     assert "rlcore.sampling.native" in called[name]
     assert sorted(called[name] & left_out) == []
 

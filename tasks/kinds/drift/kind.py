@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlcore.tasks.kinds.kind import Lazy, Stage, sections
 
 if TYPE_CHECKING:
-    from rlcore.tasks.tracking.past import ChampionLineage
+    from rlcore.tasks.tracking.lineage import ChampionLineage
 
 
 def drift_stage(data: Sequence[str], past: ChampionLineage) -> Stage:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from rlcore.evaluation.promotion import PromotionDecision
-    from rlcore.tasks.tracking.past import ChampionLineage
+    from rlcore.tasks.tracking.lineage import ChampionLineage
 
 _SHOWN = 5  # pairs on the page
 

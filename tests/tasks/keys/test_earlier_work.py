@@ -17,8 +17,7 @@ from rlcore.tasks.kinds.kind import Continuation, Stage
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.run import stages
-from rlcore.tasks.run.stage_runs import PipelineRun
-from rlcore.tasks.run.stages import run_stage
+from rlcore.tasks.run.stages import PipelineRun, run_stage
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import StageCache

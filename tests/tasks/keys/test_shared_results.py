@@ -12,8 +12,7 @@ import pytest
 
 from rlcore.tasks.keys import shared_results
 from rlcore.tasks.keys.plan import look_up
-from rlcore.tasks.run.stage_runs import PipelineRun
-from rlcore.tasks.run.stages import run_stage
+from rlcore.tasks.run.stages import PipelineRun, run_stage
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home

@@ -29,7 +29,7 @@ from rlcore.tasks.steps.rows import PairRow
 from rlcore.tasks.steps.sampled_answers import is_usable, refuse_failing_grader
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, read_table, write_json, write_table
-from rlcore.tasks.tracking.past import SEEN_DIGITS
+from rlcore.tasks.tracking.lineage import SEEN_DIGITS
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout
 from tests import strategies
 

@@ -23,13 +23,14 @@ from rlcore.tasks.run.leases import LEASE_TAG, hold_lease
 from rlcore.tasks.run.pages import page_folder
 from rlcore.tasks.run.pipeline import is_unfinished, open_pipeline, open_pipeline_run, run_pipeline
 from rlcore.tasks.run.prefect_bridge import FlowRun
-from rlcore.tasks.run.retrain import nearest, recipe_of
+from rlcore.tasks.run.retrain import recipe_of
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import write_json
-from rlcore.tasks.tracking.lineage import Ancestor
+from rlcore.tasks.tracking.lineage import Ancestor, nearest
 from rlcore.tasks.tracking.runs import PARENT_TAG, RunTracker, Tracker, open_tracker
+from tests.tasks.homes import copy_home, new_home
 from tests.tasks.run.toy_stages import DATA, RL, SFT, Section, calls, config, rl_section
 from tests.toys import ToyConfig, no_sections
 
@@ -82,6 +83,14 @@ def test_a_first_run_computes_everything_a_second_nothing_and_a_plan_writes_noth
     assert calls == []
 
 
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory, _empty_mlflow_database: Path) -> Home:
+    """A home in which the pipeline has run."""
+    with new_home(tmp_path_factory.mktemp("ran"), _empty_mlflow_database) as home:
+        run_toy(home)
+    return home
+
+
 def test_a_run_begins_with_its_machine_and_warns_of_a_precision_that_the_processor_computes_slowly(
     tracked_home: Home, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,12 +134,11 @@ def test_a_run_begins_with_its_machine_and_warns_of_a_precision_that_the_process
     ],
 )  # fmt: skip
 def test_the_plan_says_what_then_happens(
-    tracked_home: Home, changed: dict[str, Any], expected: dict[str, tuple[str, str]], reruns: list[str]
+    ran: Home, home: Home, changed: dict[str, Any], expected: dict[str, tuple[str, str]], reruns: list[str]
 ) -> None:
-    run_toy(tracked_home)
-    assert states(tracked_home, **changed) == expected
-    calls.clear()
-    run_toy(tracked_home, **changed)
+    copy_home(ran, home)
+    assert states(home, **changed) == expected
+    run_toy(home, **changed)
     assert calls == reruns
 
 
