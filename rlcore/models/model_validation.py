@@ -102,24 +102,24 @@ def validate_model_dir(folder: Path) -> PretrainedConfig:
     require_files(folder)
     require_tokenizer(folder)
     config = read_config(folder, local_files_only=True)
-    require_loadable(config, folder)
+    require_weights(config, folder)
     return config
 
 
-def require_loadable(config: PretrainedConfig, folder: Path) -> None:
-    """Check that the files hold the weights of the configuration, by their headers.
+def empty_model(config: PretrainedConfig, *, where: str = "") -> PreTrainedModel:
+    """Return a model without weights, on the device ``meta``.
 
     Raises:
-        ModelError: They do not, or the configuration describes no causal language model.
+        ModelError: The configuration describes no causal language model.
     """
     try:
-        require_weights(config, folder)
-    except ModelError:
-        raise
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            return model
     except Exception as error:  # any of the class
         raise ModelError(
             f"config.json describes no causal language model ({config.model_type}): {str(error).partition(chr(10))[0]}",
-            where=str(folder),
+            where=where,
             fix="take a decoder-only model, such as Llama or Qwen, with the configuration that it was saved with",
         ) from error
 
@@ -307,8 +307,7 @@ def require_weights(config: PretrainedConfig, folder: Path) -> None:
         kind = stored[integers[0]].dtype
         what = f"{_named(integers)} is of type {kind}: quantized weights cannot be trained"
         raise ModelError(what, where=str(folder), fix="use the unquantized model")
-    with torch.device("meta"):
-        empty: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    empty = empty_model(config, where=str(folder))
     refuse_unknown_weights(empty, stored, where=str(folder))
     _refuse_other_shapes(empty, stored, folder)
     numbers = sum(math.prod(each.shape) for each in stored.values())

@@ -17,7 +17,7 @@ from rlcore.config import ModelConfig, to_dict
 from rlcore.config.data import FILE_SOURCES
 from rlcore.errors import ModelError, RlcoreError
 from rlcore.hardware.memory_plan import ModelSize
-from rlcore.models.source_files import find_package_file
+from rlcore.models.files import find_package_file
 from rlcore.strict_config import build
 from rlcore.tasks.kinds.kind import IMPORT
 from rlcore.tasks.preflight.model_checks import source_errors

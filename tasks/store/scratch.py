@@ -1,6 +1,6 @@
 """Temporary folders of commands in the state directory; the next command removes those of killed ones.
 
-A folder is locked while its command runs (:mod:`rlcore.models.unfinished`). Partial output next to a folder that the
+A folder is locked while its command runs (:mod:`rlcore.models.files`). Partial output next to a folder that the
 user named is announced here first.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from rlcore.models.unfinished import abandoned, remove_abandoned, unfinished_folder
+from rlcore.models.files import abandoned, remove_abandoned, unfinished_folder
 
 _PREFIX = ".scratch-"
 _ELSEWHERE = "elsewhere"  # a file with the folder and the prefix of partial output
