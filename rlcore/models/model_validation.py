@@ -100,7 +100,7 @@ def validate_model_dir(folder: Path) -> PretrainedConfig:
         ModelError: A check failed.
     """
     require_files(folder)
-    require_tokenizer(folder)
+    _require_tokenizer(folder)
     config = read_config(folder, local_files_only=True)
     require_weights(config, folder)
     return config
@@ -139,12 +139,8 @@ def require_files(folder: Path) -> None:
             raise ModelError(f"{path.name} is not a regular file", where=str(path), fix="remove it")
 
 
-def require_tokenizer(folder: Path) -> None:
-    """Check that token ids are plausible, and that normalizer and decoder do not expand texts too much.
-
-    Raises:
-        ModelError: A limit is exceeded.
-    """
+def _require_tokenizer(folder: Path) -> None:
+    """Check that token ids are plausible, and that normalizer and decoder do not expand texts too much."""
     for name in ("tokenizer.json", "vocab.json", "added_tokens.json"):
         path = folder / name
         if not path.is_file():

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
-from functools import lru_cache
 from pathlib import Path
 
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig
 
-from rlcore.config import ModelConfig, to_dict
-from rlcore.config.data import FILE_SOURCES
+from rlcore.config import ModelConfig
 from rlcore.errors import ModelError
 from rlcore.hardware.memory_plan import ModelSize
 from rlcore.models.files import find_package_file
@@ -20,7 +17,6 @@ from rlcore.models.importing import configure_tokenizer, load_tokenizer, read_to
 from rlcore.models.lora import linear_names
 from rlcore.models.model_validation import empty_model, read_config, require_files, require_rows, require_weights
 from rlcore.models.scratch import make_config, make_tokenizer
-from rlcore.strict_config import build
 from rlcore.text.tokenization import ChatTokenizer, require_vocabulary
 
 _GENERATION = "generation_config.json"
@@ -32,12 +28,6 @@ def preview_config(model: ModelConfig) -> PretrainedConfig | None:
     Raises:
         ModelError: It cannot be read, or lacks files.
     """
-    return _config(*_spelled(model))
-
-
-@lru_cache(maxsize=4)
-def _config(spelled: str, _state: object) -> PretrainedConfig | None:
-    model = build(ModelConfig, json.loads(spelled))
     if model.source == "scratch":
         return make_config(model.shape, make_tokenizer(max_positions=model.shape.max_positions))
     if model.source == "folder":
@@ -63,13 +53,7 @@ def preview_tokenizer(model: ModelConfig) -> ChatTokenizer | None:
     Raises:
         ModelError: No tokenizer, chat template or EOS token, or a template that cannot be trained with.
     """
-    return _tokenizer(*_spelled(model)) if model.source != "scratch" else None
-
-
-@lru_cache(maxsize=4)
-def _tokenizer(spelled: str, _state: object) -> ChatTokenizer | None:
-    model = build(ModelConfig, json.loads(spelled))
-    config = preview_config(model)
+    config = preview_config(model) if model.source != "scratch" else None
     if config is None:
         return None
     folder, file = Path(model.path), _gguf(model)
@@ -90,17 +74,6 @@ def _tokenizer(spelled: str, _state: object) -> ChatTokenizer | None:
         except ModelError as error:
             where = error.where.replace(name, model.path)
             raise ModelError(error.what, where=where or model.path, fix=error.fix) from error
-
-
-def _spelled(model: ModelConfig) -> tuple[str, object]:
-    """Return settings as JSON, and the state of the files: to read a GGUF file takes seconds."""
-    if model.source == "package":
-        paths = [find_package_file(model.path, model.file)]
-    else:
-        paths = [Path(model.path), *sorted(Path(model.path).glob("*"))] if model.source in FILE_SOURCES else []
-    paths += [Path(model.chat_template)] if model.chat_template else []
-    state = tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths if path.exists())
-    return json.dumps(to_dict(model)), state
 
 
 def _gguf(model: ModelConfig) -> Path | None:
