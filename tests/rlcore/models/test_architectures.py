@@ -279,6 +279,7 @@ def test_check_uses_tokens_of_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_attention_with_soft_cap_is_eager() -> None:
     config = Gemma2Config(**COMMON, final_logit_softcapping=None, attn_logit_softcapping=1.0)
+    torch.manual_seed(0)
     model = Gemma2ForCausalLM(config).eval()
     choose_kernels(model)
     assert model.config._attn_implementation == "eager"

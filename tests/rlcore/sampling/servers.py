@@ -12,7 +12,7 @@ from rlcore.sampling.vllm.process import ServerSpec
 def server_spec(model: Path, folder: Path, *, engine: dict[str, Any] | None = None, **settings: Any) -> ServerSpec:
     """Return the specification of a server of float32 with 128 positions; ``engine``: settings of its EngineConfig."""
     config = EngineConfig(kind="vllm", **(engine or {}))
-    given = {"config": config, "dtype": "float32", "max_model_len": 128, "max_concurrent": 1}
+    given: dict[str, Any] = {"config": config, "dtype": "float32", "max_model_len": 128, "max_concurrent": 1}
     return ServerSpec(model=model, weight_dir=folder, **(given | settings))
 
 
