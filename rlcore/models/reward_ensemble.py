@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 from rlcore.errors import DataError, ModelError
 from rlcore.hardware.precision import no_autocast
 from rlcore.hardware.sharded import gather_full, ranks_of
-from rlcore.models.heads import HEAD_FILE, ScalarHeadModel, load_scalar_model, save_head, score_rewards
+from rlcore.models.heads import ScalarHeadModel, load_scalar_model, save_head, score_rewards
 from rlcore.models.policy import hidden_states, score_batches
-from rlcore.models.saving import save_tensors
+from rlcore.models.saving import HEAD_FILE, save_tensors
 from rlcore.text.packing import PackedBatch, TokenSequence
 
 if TYPE_CHECKING:

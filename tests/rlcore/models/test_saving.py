@@ -19,10 +19,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from rlcore.config import LoraConfig
 from rlcore.errors import ModelError, StorageError
 from rlcore.models.files import abandoned, files_digest, remove_abandoned, unfinished_folder
-from rlcore.models.heads import HEAD_FILE
 from rlcore.models.loading import export_checkpoint, load_policy, save_model
 from rlcore.models.lora import add_lora
-from rlcore.models.saving import atomic_folder, cast_like, save_tensors, weights_digest
+from rlcore.models.saving import HEAD_FILE, atomic_folder, cast_like, save_tensors, weights_digest
 from rlcore.text.tokenization import ChatTokenizer
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, make_checkpoint, our_answers
 
