@@ -17,9 +17,12 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rlcore.config import ModelConfig
 from rlcore.errors import ModelError
+
+if TYPE_CHECKING:
+    from rlcore.config import ModelConfig
 
 
 def find_package_file(package: str, file: str) -> Path:
