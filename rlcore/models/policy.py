@@ -165,7 +165,7 @@ def score_batches(
     score: Callable[[PackedBatch], tuple[Tensor, ...]],
     *,
     tokens_per_microbatch: int,
-) -> list[tuple[PackedBatch, list[Tensor]]]:
+) -> list[tuple[PackedBatch, list[Float[Tensor, "..."]]]]:
     """Return each packed batch with the results of ``score``, float32 on the CPU, without gradient."""
     scored = []
     batches = pack_for(getattr(model, "backbone", model), sequences, tokens_per_microbatch=tokens_per_microbatch)

@@ -44,11 +44,7 @@ class ModelFiles:
     digest: str = ""
 
     def tokenizer(self) -> ChatTokenizer:
-        """Load the tokenizer.
-
-        Raises:
-            ModelError: there is none, or it is unsuitable.
-        """
+        """Load the tokenizer, or raise a ModelError that says why there is none."""
         return _tokenizer(self)
 
 
