@@ -12,7 +12,7 @@ from rlcore.config import EngineConfig, HardwareConfig, ModelConfig, to_dict
 from rlcore.errors import ConfigError
 from rlcore.extras import install_command
 from rlcore.hardware.memory_plan import ModelSize
-from rlcore.models.source_files import find_package_file
+from rlcore.models.files import find_package_file
 from rlcore.sampling.vllm.process import ADAPTER_RANKS
 from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.presets.graph import rl_of

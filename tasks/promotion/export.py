@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlcore.errors import ConfigError, ServiceError, StorageError
-from rlcore.models.exporting import ExportDtype, export_checkpoint
+from rlcore.models.loading import ExportDtype, export_checkpoint
 from rlcore.models.saving import unfinished_prefix
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore

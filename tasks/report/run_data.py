@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from rlcore.evaluation.paired_tests import PairedDifference, paired_difference
-from rlcore.models.seal import is_unchanged
+from rlcore.models.files import is_unchanged
 from rlcore.tasks.drawing.charts import Point, Series, line_chart
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Folders, of_kind

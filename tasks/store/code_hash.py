@@ -48,7 +48,6 @@ NEUTRAL = (
     "rlcore.extras",
     "rlcore.metrics",
     "rlcore.models.integrity",
-    "rlcore.models.seal",
     "rlcore.progress",
     "rlcore.tasks.drawing",
     "rlcore.tasks.keys",

@@ -2,7 +2,7 @@
 
 They use ``flock`` and not process ids, which are reused and mean nothing in other containers on the same folder.
 
-A temporary folder is locked while its command runs (:mod:`rlcore.models.unfinished`); the next command removes those of
+A temporary folder is locked while its command runs (:mod:`rlcore.models.files`); the next command removes those of
 killed ones. Partial output next to a folder that the user named is announced in one first.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from rlcore.models.unfinished import abandoned, remove_abandoned, unfinished_folder
+from rlcore.models.files import abandoned, remove_abandoned, unfinished_folder
 from rlcore.tasks.store.storage import to_storage_error
 
 logger = logging.getLogger(__name__)

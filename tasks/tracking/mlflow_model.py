@@ -74,7 +74,7 @@ class Package:
 
 def is_chat_model(checkpoint: Path) -> bool:
     """Return True if a folder has a language model with its tokenizer, and no head of a reward model."""
-    from rlcore.models.heads import HEAD_FILE  # brings torch, which a plan of cached stages does not need
+    from rlcore.models.saving import HEAD_FILE  # brings torch, which a plan of cached stages does not need
 
     return (checkpoint / "tokenizer.json").is_file() and not (checkpoint / HEAD_FILE).is_file()
 

@@ -6,7 +6,7 @@ from functools import partial
 
 from rlcore.config import ModelConfig
 from rlcore.errors import ModelError
-from rlcore.models.source_files import source_digest
+from rlcore.models.files import source_digest
 from rlcore.tasks.kinds.kind import IMPORT, Lazy, Stage, sections
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, sections_of

@@ -271,7 +271,7 @@ def test_a_folder_that_is_missing_is_an_error_with_its_place(tmp_path: Path) -> 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from rlcore.models.unfinished import unfinished_folder
+from rlcore.models.files import unfinished_folder
 from rlcore.tasks.store.locks import announced, scratch_folder
 work, place = map(Path, sys.argv[1:])
 with scratch_folder(work) as folder, announced(work, place, ".tmp-out-"):
@@ -309,7 +309,7 @@ def test_what_a_living_command_works_in_stays_and_is_gone_when_it_ends(home: Hom
 
 
 def test_a_folder_of_a_living_process_stays_though_a_dead_one_announced_the_same(home: Home, tmp_path: Path) -> None:
-    from rlcore.models.unfinished import unfinished_folder
+    from rlcore.models.files import unfinished_folder
 
     kill_one(home.work, tmp_path)
     with unfinished_folder(tmp_path, ".tmp-out-") as living:
