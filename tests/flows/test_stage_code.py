@@ -134,7 +134,7 @@ def test_a_recipe_that_runs_code_counts_the_sandbox() -> None:
         ("stages.{}.sampling.agent={{command=['sh']}}", {"rlcore.agents.sampler", "rlcore.agents.gateway"}),
         ("stages.{}.sampling.engine.kind=vllm", {"rlcore.sampling.replicas", "rlcore.sampling.vllm.client"}),
         ("stages.{}.rewards=[{{kind='format',weight=1.0}}]", {"rlcore.rewards.format"}),
-        ("stages.{}.rewards=[{{kind='language',weight=1.0}}]", {"rlcore.rewards.language"}),
+        ("stages.{}.rewards=[{{kind='language',weight=1.0}}]", {"rlcore.rewards.text_rewards"}),
     ],
 )
 def test_what_a_recipe_chooses_is_counted_and_nothing_of_it_is_without_the_choice(
