@@ -97,7 +97,7 @@ def _saving(change: Callable[[Any], dict[str, torch.Tensor]], stack: ExitStack) 
     learner: Any = _trained().learner
     written = load_policy(start(), **CPU)
     written.load_state_dict(change(learner.learner.policy.state_dict()), strict=False)
-    place = "training.local_learner:save_model"
+    place = "models.integrity:save_model"
     at(place, lambda _, policy, *rest, **more: save_model(written, *rest, **more))(stack)
     return stopped_by(lambda: learner.save_model(start(), new_folder()))
 

@@ -24,7 +24,7 @@ from rlcore.text.packing import TokenSequence
 from rlcore.training.audit.supervised_data import require_last_token
 from rlcore.training.label_audit import audit_features
 from rlcore.training.optim import Stepper
-from rlcore.training.preferences import PreferenceSet, accumulate_gradient, comparison_loss
+from rlcore.training.preferences import PreferenceSet, comparison_loss, take_step
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Float64
@@ -72,16 +72,9 @@ class RewardLearner:
         Raises:
             NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
         """
-        model = self._model
-
-        def accumulate(tokens: int, scale: float) -> tuple[float, Tensor]:
-            loss = partial(_loss, model, self._config, tokens)
-            name = "the reward model's loss"
-            return accumulate_gradient(model, sets, loss, tokens_per_microbatch=tokens, scale=scale, name=name)
-
-        (loss, (chosen, rejected)), metrics = self._steps.take(
-            accumulate, [one for each in sets for one in each.sequences()]
-        )
+        loss_of = partial(_loss, self._model, self._config)
+        name = "the reward model's loss"
+        loss, (chosen, rejected), metrics = take_step(self._steps, self._model, sets, loss_of, name=name)
         return {"rm/loss": loss, "rm/accuracy": float((chosen > rejected).double().mean()), **metrics}
 
     def scores(self, sequences: Sequence[TokenSequence]) -> Float[Tensor, "members sequences"]:
@@ -146,7 +139,7 @@ def _loss(
     model: ScalarHeadModel, config: RewardModelConfig, tokens: int, group: Sequence[PreferenceSet], weight: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the loss of a micro-batch twice, and the scores of both sides [2, P]."""
-    sequences = [sequence for each in group for sequence in each.sequences()]
+    sequences = [sequence for each in group for sequence in each.sequences]
     batches = pack_for(model.backbone, sequences, tokens_per_microbatch=tokens)
     scores = torch.cat([model.sequence_scores(batch.to(device_of(model))) for batch in batches])
     scores = scores[torch.cat([batch.sequences for batch in batches]).argsort().to(scores.device)]

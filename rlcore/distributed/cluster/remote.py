@@ -72,7 +72,7 @@ class RemoteRanks:
             "store": f"tcp://{address}",
             "folder": None,
             "threads": self._cluster.config.ray.cpus,
-            "device": str(self._device),
+            "device": self._device,
         }
         self._pending = [
             process.begin("begin", encode({**setup, **local}))
@@ -161,8 +161,7 @@ def open_samplers(cluster: Cluster, model: Path, runtime: Runtime, *, max_concur
     count = cluster.config.ray.num_rollout_workers
     setup = {
         "model": model,
-        "device": runtime.device.type,
-        "dtype": str(runtime.compute_dtype).removeprefix("torch."),
+        "runtime": replace(runtime, device=torch.device(runtime.device.type)),
         "threads": cluster.config.ray.cpus,
         "max_concurrent": -(-max_concurrent // count),
     }
@@ -248,8 +247,7 @@ def open_scorers(
     setup = {
         "terms": tuple(terms),
         "models": models,
-        "device": "cuda" if has_gpu else "cpu",
-        "dtype": str(runtime.compute_dtype).removeprefix("torch."),
+        "runtime": replace(runtime, device=torch.device("cuda" if has_gpu else "cpu")),
         "threads": cluster.config.ray.cpus,
         "tokens_per_microbatch": tokens_per_microbatch,
         "prefill": prefill,

@@ -31,7 +31,7 @@ from rlcore.config import (
     SftConfig,
     TimeoutConfig,
 )
-from rlcore.distributed import local_ranks, rank
+from rlcore.distributed import local_ranks, rank, rank_pool
 from rlcore.distributed.build import LearnerPlan
 from rlcore.distributed.build_supervised import SupervisedPlan
 from rlcore.distributed.distributed_learner import DistributedLearner
@@ -150,9 +150,9 @@ def test_error_of_ranks_is_raised(opened: Any, tmp_path: Path) -> None:
 
 def test_silent_rank_times_out(opened: Any) -> None:
     learner = opened()
-    learner.ranks._seconds = 3.0  # from now on: they had as long as they needed to start
+    learner.ranks._seconds = 0.6  # from now on: they had as long as they needed to start
     os.kill(learner.ranks.transport.processes[0].pid, signal.SIGSTOP)
-    with pytest.raises(LearnerLostError, match=r"rank 0 timed out after 0\.05 minutes|rank 1 failed"):
+    with pytest.raises(LearnerLostError, match=r"rank 0 timed out after 0\.01 minutes|rank 1 failed"):
         learner.update(SAMPLES, seed=0)
     with pytest.raises(LearnerLostError, match="no rank is running"):  # never the first weights without a word
         learner.observe_kl(0.1, 3)
@@ -177,6 +177,7 @@ def test_rank_out_of_memory_restarts_smaller(opened: Any, monkeypatch: pytest.Mo
         return update(learner, samples, seed=seed, measure_memory=measure_memory)
 
     update = rank.LocalLearner.update
+    monkeypatch.setattr(rank_pool, "_GRACE_SECONDS", 0.5)  # rank 0 waits for rank 1
     monkeypatch.setattr(rank.LocalLearner, "update", short_of_memory)
     learner = opened()
     with pytest.raises(LearnerLostError, match=r"rank 1 ran out of memory \(CUDA out of memory\)"):

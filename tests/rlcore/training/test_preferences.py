@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from rlcore.hardware.precision import set_compute_dtype
 from rlcore.models.heads import ScalarHeadModel, score_rewards
 from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.training.dpo import DpoLearner, held_out_metrics, pair_margins, run_dpo_steps, whole_logprobs
-from rlcore.training.preferences import PreferenceSet, TokenPair, different_sequences, microbatches, preference_sets
+from rlcore.training.preferences import TokenPair, different_sequences, microbatches, preference_sets
 from tests import strategies
 from tests.learners import UNCLIPPED, assert_same, train_reward_model, weights_of
 from tests.reference.losses import one_at_a_time
@@ -38,34 +38,26 @@ def ranking(prompt: int, lengths: list[int], *, set_id: str = "s", weight: float
 def test_ranking_of_four_by_hand() -> None:
     # 4 * 3 / 2 = 6 pairs, which share the weight 0.5 of the set: 1/12 each.
     (one,) = preference_sets(ranking(9, [1, 2, 3, 4], weight=0.5))
-    assert one.completions == ((0,), (1, 1), (2, 2, 2), (3, 3, 3, 3))
-    assert [(each.better, each.worse) for each in one.comparisons] == list(combinations(range(4), 2))
-    assert [each.weight for each in one.comparisons] == [pytest.approx(1 / 12)] * 6
+    assert [each.completion_ids for each in one.sequences] == [(0,), (1, 1), (2, 2, 2), (3, 3, 3, 3)]
+    assert [(each.chosen_ids[0], each.rejected_ids[0]) for each in one.pairs] == list(combinations(range(4), 2))
+    assert [each.weight for each in one.pairs] == [pytest.approx(1 / 12)] * 6
     assert one.num_tokens == 1 + 10
 
 
 def test_incomplete_set_counts_once() -> None:
     pairs = ranking(9, [1, 1, 1], set_id="a")[:2] + ranking(8, [1, 1], set_id="b")
-    assert [sum(each.weight for each in one.comparisons) for one in preference_sets(pairs)] == [1.0, 1.0]
-
-
-def judged(sets: list[PreferenceSet]) -> list[tuple[object, ...]]:
-    """Every comparison with its completions spelled out."""
-    return sorted(
-        (one.prompt_ids, one.completions[each.better], one.completions[each.worse], each.weight)
-        for one in sets
-        for each in one.comparisons
-    )
+    assert [sum(each.weight for each in one.pairs) for one in preference_sets(pairs)] == [1.0, 1.0]
 
 
 @given(st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=5), min_size=1, max_size=5), st.integers(1, 60))
-def test_micro_batches_keep_comparisons_and_budget(shapes: list[list[int]], budget: int) -> None:
+def test_micro_batches_keep_pairs_and_budget(shapes: list[list[int]], budget: int) -> None:
     sets = preference_sets([p for n, shape in enumerate(shapes) for p in ranking(n, shape, set_id=str(n))])
     cut = microbatches(sets, budget)
-    assert judged([piece for micro in cut for piece in micro]) == judged(sets)
+    kept, given = (sorted(str(pair) for one in each for pair in one.pairs) for each in (chain(*cut), sets))
+    assert kept == given
     for micro in cut:
         fits = micro[0].num_tokens * len(micro) <= budget
-        assert fits or (len(micro) == 1 and len(micro[0].comparisons) == 1)  # one pair is the least there is
+        assert fits or (len(micro) == 1 and len(micro[0].pairs) == 1)  # one pair is the least there is
 
 
 GOOD = 5  # the rule: the completion that holds this token is preferred
