@@ -45,8 +45,7 @@ from rlcore.text.demonstrations import Demonstration, render_conversation
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.audit import shuffle_gap, supervised_data
 from rlcore.training.preferences import TokenPair
-from rlcore.training.reward_fit import Fitted, fit_reward_model
-from rlcore.training.reward_learner import RewardLearner, reward_members
+from rlcore.training.reward_model import Fitted, RewardLearner, fit_reward_model, reward_members
 from rlcore.training.sft import SftLearner, run_sft_steps
 from rlcore.types import Message, Rollout
 

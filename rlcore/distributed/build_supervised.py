@@ -16,7 +16,7 @@ from rlcore.models.logprob_check import check_model
 from rlcore.models.runtime import Runtime
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.dpo import DpoLearner, dpo_policy
-from rlcore.training.reward_learner import RewardLearner, reward_backbone, reward_members
+from rlcore.training.reward_model import RewardLearner, reward_backbone, reward_members
 from rlcore.training.sft import SftLearner
 
 Supervised: TypeAlias = SftLearner | DpoLearner | RewardLearner

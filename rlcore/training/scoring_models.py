@@ -106,12 +106,17 @@ class ScoringModels:
         return ForwardScores(old=old, ref=ref, values=values, next_values=next_values)
 
 
+def rollout_sequences(rollouts: Sequence[Rollout]) -> list[TokenSequence]:
+    """Return the sequences to pack."""
+    return [TokenSequence(prompt_ids=each.prompt.token_ids, completion_ids=each.completion_ids) for each in rollouts]
+
+
 @torch.no_grad()
 def token_scores(
     model: PreTrainedModel, rollouts: Sequence[Rollout], *, temperature: float, tokens_per_microbatch: int
 ) -> tuple[Float[torch.Tensor, "tokens"], Float[torch.Tensor, "tokens"]]:
     """Return log-probability and entropy of every token of the completions, concatenated, float32 [T] on the CPU."""
-    texts = [TokenSequence(prompt_ids=r.prompt.token_ids, completion_ids=r.completion_ids) for r in rollouts]
+    texts = rollout_sequences(rollouts)
     logprobs, entropies = ([torch.empty(len(text.completion_ids)) for text in texts] for _ in range(2))
     for packed in pack_for(model, texts, tokens_per_microbatch=tokens_per_microbatch):
         batch = packed.to(device_of(model))

@@ -63,7 +63,7 @@ DEPENDENTS = {
     "rlcore.sampling.native": {*RL, *EVALUATIONS, "prepare_preferences"},  # everything that samples
     "rlcore.sampling.vllm.server": set(),
     "rlcore.training.sft": {"sft"},
-    "rlcore.training.reward_learner": {"reward_model"},
+    "rlcore.training.reward_model": {"reward_model"},
     # Pairs that are sampled are graded, and references are tried.
     "rlcore.rewards.math_answer": {*RL, *EVALUATIONS, "prepare_preferences", "prepare_prompts"},
     "rlcore.rewards.reward_model": {"ppo"},

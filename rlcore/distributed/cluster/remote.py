@@ -172,19 +172,12 @@ def open_samplers(cluster: Cluster, model: Path, runtime: Runtime, *, max_concur
         )
         for number in range(count)
     ]
-    return ReplicatedSampler(samplers, _WeightSender(samplers)) if count > 1 else samplers[0]
 
+    def load(state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+        with ThreadPoolExecutor(count) as threads:
+            list(threads.map(lambda each: each.load_weights(state, policy_version=policy_version), samplers))
 
-class _WeightSender:
-    def __init__(self, samplers: Sequence[RemoteSampler]) -> None:
-        self._samplers = samplers
-
-    def __call__(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        def load(sampler: RemoteSampler) -> None:
-            sampler.load_weights(state, policy_version=policy_version)
-
-        with ThreadPoolExecutor(len(self._samplers)) as threads:
-            list(threads.map(load, self._samplers))
+    return ReplicatedSampler(samplers, load) if count > 1 else samplers[0]
 
 
 _NUM_CHUNKS = 4  # chunks of rollouts per worker, which balance the load

@@ -31,8 +31,13 @@ from rlcore.training import reward_calibration as quality
 from rlcore.training.audit.supervised_data import label_noise, require_gold_pairs, require_labels
 from rlcore.training.label_audit import SuspectLabel, folds_of
 from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
-from rlcore.training.reward_fit import fit_reward_model, measure_scales
-from rlcore.training.reward_learner import RewardLearner, reward_backbone, reward_members
+from rlcore.training.reward_model import (
+    RewardLearner,
+    fit_reward_model,
+    measure_scales,
+    reward_backbone,
+    reward_members,
+)
 
 TABLES = ("reliability.json", "label_audit.parquet")
 NUM_PROBES = 4  # completions that a slow path scores again

@@ -379,13 +379,8 @@ def test_changed_file_is_refused(content: str, tmp_path: Path) -> None:
 def test_lines_wait_for_full_disk(tmp_path: Path) -> None:
     file = written(tmp_path / "lines", "a")
     file.add("b" * 2000)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        with pytest.raises(StorageError, match="could not be written"):
-            file.seal()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with files_of_at_most(1000), pytest.raises(StorageError, match="could not be written"):
+        file.seal()
     file.seal()
     assert (tmp_path / "lines").read_text() == "a\n" + "b" * 2000 + "\n"
 

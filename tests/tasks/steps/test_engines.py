@@ -54,7 +54,7 @@ from rlcore.tasks.steps.vllm_engine import server_specs
 from rlcore.tasks.steps.workload import Workload, engine_dtype
 from rlcore.text.packing import pack
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.training.reward_learner import reward_backbone
+from rlcore.training.reward_model import reward_backbone
 from tests import strategies
 from tests.learners import update_config
 
