@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import re
@@ -162,7 +161,7 @@ TWO_TURNS = {"completion_ids": (3, 4, 5, 6, 2), "loss_mask": (True, True, False,
 
 def with_turns(value: float, *turn_rewards: float, **fields: Any) -> ScoredRollout:
     item = strategies.scored_rollout(value, **(TWO_TURNS | fields))
-    return dataclasses.replace(item, score=dataclasses.replace(item.score, turn_rewards=turn_rewards))
+    return replace(item, score=replace(item.score, turn_rewards=turn_rewards))
 
 
 def test_turn_rewards_come_at_last_token_of_turn() -> None:
@@ -312,19 +311,11 @@ def split_at(item: ScoredRollout, *cuts: int) -> ScoredRollout:
     pieces = []
     for begin, end in itertools.pairwise(ends):
         mask = tuple(own and place >= begin for place, own in enumerate(rollout.loss_mask[:end]))
-        pieces.append(
-            dataclasses.replace(
-                item,
-                rollout=dataclasses.replace(
-                    rollout,
-                    completion_ids=rollout.completion_ids[:end],
-                    loss_mask=mask,
-                    sampler_logprobs=tuple(
-                        x if own else 0.0 for x, own in zip(rollout.sampler_logprobs, mask, strict=False)
-                    ),
-                ),
-            )
-        )
+        kept: dict[str, Any] = {
+            "completion_ids": rollout.completion_ids[:end],
+            "sampler_logprobs": rollout.sampler_logprobs[:end],
+        }
+        pieces.append(replace(item, rollout=replace(rollout, loss_mask=mask, **kept)))
     return strategies.forked(pieces[-1], *pieces[:-1])
 
 
@@ -339,7 +330,7 @@ def unsplit_and_split(draw: st.DrawFn) -> tuple[list[list[ScoredRollout]], list[
         for item in group:
             length = len(item.rollout.completion_ids)
             mask = (*draw(st.lists(st.booleans(), min_size=length - 1, max_size=length - 1)), True)
-            masked = dataclasses.replace(item, rollout=dataclasses.replace(item.rollout, loss_mask=mask))
+            masked = replace(item, rollout=replace(item.rollout, loss_mask=mask))
             cuts = draw(st.sets(st.integers(1, length - 1), max_size=3)) if length > 1 else set()
             whole[-1].append(masked)
             split[-1].append(split_at(masked, *sorted(cuts)) if cuts else masked)
