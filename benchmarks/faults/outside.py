@@ -96,7 +96,7 @@ def _saving(change: Callable[[Any], dict[str, torch.Tensor]], stack: ExitStack) 
     learner: Any = _trained().learner
     written = load_policy(start(), **CPU)
     written.load_state_dict(change(learner.learner.policy.state_dict()), strict=False)
-    place = "models.integrity:save_model"
+    place = "models.runtime:save_model"
     at(place, lambda _, policy, *rest, **more: save_model(written, *rest, **more))(stack)
     return stopped_by(lambda: learner.save_model(start(), new_folder()))
 

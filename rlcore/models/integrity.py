@@ -12,16 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from rlcore.errors import CheckpointError, StorageError
-from rlcore.hardware.sharded import full_state_dict, ranks_of
-from rlcore.models.loading import save_model
-from rlcore.models.lora import merged_state
 from rlcore.models.saving import weights_digest
 from rlcore.models.seal import SEAL
 from rlcore.text.tokenization import ChatTokenizer
@@ -29,20 +25,6 @@ from rlcore.types import Message, Prompt
 
 _PROBE = (Message(role="user", content="3 + 4 = ?"), Message(role="assistant", content="7"))
 _AGAIN = Message(role="user", content="And 5?")
-
-
-def save_trained(model: Any, start: Path, folder: Path, *, like_start: bool = False) -> None:
-    """Write a trained model, which ranks may share, to a new folder with the tokenizer of ``start``, and verify it.
-
-    ``like_start``: round weights to half precision if they are in half precision in ``start``.
-
-    Raises:
-        StorageError: ``folder`` exists or cannot be written, or the saved weights differ.
-    """
-    ranks, state = ranks_of(model), full_state_dict(model)
-    ranks.broadcast_object(partial(save_model, model, start, folder, like_start=like_start, state=state))
-    held = merged_state(model) if state is None else state
-    ranks.broadcast_object(partial(verify_saved, held, folder))
 
 
 def verify_saved(trained: Mapping[str, Tensor], folder: Path) -> None:

@@ -19,11 +19,10 @@ from rlcore.config import DpoConfig, PreferenceLossConfig
 from rlcore.errors import DataError
 from rlcore.hardware.sharded import device_of, ranks_of
 from rlcore.models.architectures import pack_for, rank_indices
-from rlcore.models.integrity import save_trained
 from rlcore.models.logprob_check import check_model
 from rlcore.models.lora import add_lora
 from rlcore.models.policy import completion_loss, completion_states, score_sequences, state_scores
-from rlcore.models.runtime import Runtime
+from rlcore.models.runtime import Runtime, save_trained
 from rlcore.progress import advance
 from rlcore.text.packing import PackedBatch, TokenSequence
 from rlcore.text.tokenization import ChatTokenizer

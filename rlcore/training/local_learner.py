@@ -14,9 +14,9 @@ from rlcore.hardware.memory import Footprint, release_freed
 from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.hardware.precision import compute_dtype
 from rlcore.hardware.sharded import is_single_process
-from rlcore.models.integrity import save_trained
 from rlcore.models.lora import AdaptedModel, merged_state
 from rlcore.models.memory_meter import measure_peak, num_parameters, optimizer_bytes
+from rlcore.models.runtime import save_trained
 from rlcore.models.saving import LazyTensors
 from rlcore.text.packing import TokenSequence
 from rlcore.training.audit.optimizer_check import OptimizerChecker

@@ -14,8 +14,8 @@ from rlcore.config import SftConfig
 from rlcore.errors import DataError
 from rlcore.hardware.sharded import device_of, ranks_of, run_forward
 from rlcore.models.architectures import pack_for, rank_indices
-from rlcore.models.integrity import save_trained
 from rlcore.models.policy import completion_loss, completion_states, state_scores
+from rlcore.models.runtime import save_trained
 from rlcore.progress import advance
 from rlcore.seeding import shuffled
 from rlcore.text.demonstrations import Demonstration
