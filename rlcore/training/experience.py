@@ -84,9 +84,7 @@ def build_experience(
     in_reward = scoring_models.has_reference and kl.apply_to == "reward"
     cut = [index for index, rollout in enumerate(rollouts) if rollout.finish_reason == "length"]
     passes = scoring_models.passes(rollout_sequences(rollouts), needs_policy=need_old_logprobs or in_reward, cut=cut)
-    gaps = [torch.zeros(len(mask)) for mask in masks]
-    if in_reward:
-        gaps = [clamped_difference(*each) for each in zip(passes.old, passes.ref, masks, strict=True)]
+    gaps = _reference_gaps(passes, masks) if in_reward else [torch.zeros(len(mask)) for mask in masks]
     of_episodes = _joined(gaps, parts)
     episodes = lay_out_episodes(
         [token_rewards(item, truncated) for _, item in kept],
@@ -196,6 +194,10 @@ def _refuse_infinite(items: Sequence[ScoredRollout]) -> None:
                 where=f"prompt {item.rollout.prompt.prompt_id!r}, terms {dict(item.score.terms)}",
                 fix="correct the reward function: a grader that cannot score a rollout returns None",
             )
+
+
+def _reference_gaps(passes: ForwardScores, masks: Sequence[Tensor]) -> list[Tensor]:
+    return [clamped_difference(old, ref, mask) for old, ref, mask in zip(passes.old, passes.ref, masks, strict=True)]
 
 
 def _samples(
