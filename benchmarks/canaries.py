@@ -29,13 +29,12 @@ from rlcore.evaluation.intervals import accuracy
 from rlcore.hardware.precision import set_compute_dtype
 from rlcore.models.importing import import_model
 from rlcore.models.loading import load_policy
-from rlcore.models.lora import AdaptedModel, MergedState, add_lora
+from rlcore.models.lora import AdaptedModel, MergedState, add_lora, merged_state
 from rlcore.models.policy import completion_logprobs
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.text.packing import TokenSequence, pack
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.training.local_learner import merged_state
 from rlcore.training.scoring_models import token_scores
 from rlcore.types import FailedRollout, Message, Prompt, Rollout
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import LlamaForCausalLM
 
 from rlcore.algorithms.table import ALGORITHMS, Algorithm
@@ -22,9 +25,9 @@ from rlcore.models.heads import ScalarHeadModel
 from rlcore.training.checkpoint import capture_state, write_checkpoint
 from rlcore.training.experience import Experience, build_experience
 from rlcore.training.learner import Learner
-from rlcore.training.optim import Report
+from rlcore.training.optim import Report, parameters_of
 from rlcore.training.preferences import TokenPair, preference_sets, shuffled_sets
-from rlcore.training.reward_learner import RewardLearner
+from rlcore.training.reward_model import RewardLearner
 from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import ScoredRollout, TrainingSample
 from tests import strategies
@@ -93,6 +96,48 @@ def gradients_of(learner: Learner, samples: Sequence[TrainingSample], *, step: i
         optimizer.register_step_pre_hook(remember)
     learner.update(samples, seed=0)
     return torch.cat([seen[id(optimizer)][step] for optimizer in optimizers])
+
+
+@contextmanager
+def recorded_gradients() -> Iterator[list[torch.Tensor]]:
+    """The gradients of all optimizer steps within the context, flat, in the order of the optimizer's groups."""
+    found: list[torch.Tensor] = []
+
+    def record(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        found.append(torch.cat([p.grad.flatten() for p in parameters_of(optimizer) if p.grad is not None]))
+
+    hook = register_optimizer_step_pre_hook(record)
+    yield found
+    hook.remove()
+
+
+def gradient_of_loops(*losses: tuple[torch.Tensor, torch.nn.Module]) -> torch.Tensor:
+    """Return the gradient of each loss by its model, flat, in the optimizers' order: matrices before vectors."""
+    parts = []
+    for loss, module in losses:
+        learning = sorted(module.parameters(), key=lambda parameter: parameter.ndim < 2)
+        parts += [gradient.flatten() for gradient in torch.autograd.grad(loss, learning, retain_graph=True)]
+    return torch.cat(parts)
+
+
+def _with_advantages(
+    samples: Sequence[TrainingSample], change: Callable[[torch.Tensor], torch.Tensor], prompts: Collection[object]
+) -> list[TrainingSample]:
+    chosen = [not prompts or sample.prompt_ids in prompts for sample in samples]
+    return [
+        replace(sample, advantages=change(sample.advantages)) if is_chosen else sample
+        for sample, is_chosen in zip(samples, chosen, strict=True)
+    ]
+
+
+def silenced(samples: Sequence[TrainingSample], *prompts: tuple[int, ...]) -> list[TrainingSample]:
+    """Samples without advantage, all or those of some prompts."""
+    return _with_advantages(samples, torch.zeros_like, prompts)
+
+
+def overflowing(samples: Sequence[TrainingSample], *prompts: tuple[int, ...]) -> list[TrainingSample]:
+    """Samples whose gradient leaves the numbers of float32, all or those of some prompts."""
+    return _with_advantages(samples, lambda advantages: advantages.sign() * 1e30, prompts)
 
 
 def on_policy_samples(policy: LlamaForCausalLM, seed: int = 0, **shape: int) -> list[TrainingSample]:

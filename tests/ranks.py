@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from rlcore.distributed import rank_process
+from rlcore.distributed import rank
 from rlcore.distributed.local_ranks import ChildRanks
 from rlcore.distributed.serialization import decode
 from rlcore.hardware.sharded import Ranks, open_ranks
@@ -73,7 +73,7 @@ class Fork:
             gc.unfreeze()
             return
         try:
-            rank_process.serve(end, decode(end.recv_bytes()))
+            rank.serve(end, decode(end.recv_bytes()))
         finally:
             os._exit(0)
 

@@ -45,8 +45,7 @@ from rlcore.text.demonstrations import Demonstration, render_conversation
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.audit import shuffle_gap, supervised_data
 from rlcore.training.preferences import TokenPair
-from rlcore.training.reward_fit import Fitted, fit_reward_model
-from rlcore.training.reward_learner import RewardLearner, reward_members
+from rlcore.training.reward_model import Fitted, RewardLearner, fit_reward_model, reward_members
 from rlcore.training.sft import SftLearner, run_sft_steps
 from rlcore.types import Message, Rollout
 
@@ -97,7 +96,7 @@ def _saving(change: Callable[[Any], dict[str, torch.Tensor]], stack: ExitStack) 
     learner: Any = _trained().learner
     written = load_policy(start(), **CPU)
     written.load_state_dict(change(learner.learner.policy.state_dict()), strict=False)
-    place = "training.local_learner:save_model"
+    place = "models.runtime:save_model"
     at(place, lambda _, policy, *rest, **more: save_model(written, *rest, **more))(stack)
     return stopped_by(lambda: learner.save_model(start(), new_folder()))
 

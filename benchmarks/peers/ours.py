@@ -31,12 +31,12 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.training import reward_fit
+from rlcore.training import reward_model
 from rlcore.training.dpo import DpoLearner, run_dpo_steps
 from rlcore.training.learner import Learner
 from rlcore.training.local_learner import LocalLearner
 from rlcore.training.preferences import TokenPair
-from rlcore.training.reward_learner import RewardLearner
+from rlcore.training.reward_model import RewardLearner
 from rlcore.training.sft import SftLearner, run_sft_steps
 from rlcore.types import TrainingSample
 
@@ -229,9 +229,9 @@ def rm(work: Work, record: Record, microbatch: int, option: str) -> None:
     learner, pairs = RewardLearner((model,), settings), _pairs(work, record, marks=False)
     with ExitStack() as stack:
         _time(learner, "features", record, "audit", stack)
-        _time(reward_fit, "audit_labels", record, "audit", stack)
+        _time(reward_model, "audit_labels", record, "audit", stack)
         record.start()
-        reward_fit.fit_reward_model(learner, pairs, settings, seed=0, report=_silent)
+        reward_model.fit_reward_model(learner, pairs, settings, seed=0, report=_silent)
         print(record.report())
 
 

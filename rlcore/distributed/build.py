@@ -40,6 +40,11 @@ class LearnerPlan:
     seed: int
     reference: Path | None = None
 
+    @property
+    def is_adapted(self) -> bool:
+        """True if a LoRA is trained, on a base that every rank holds completely."""
+        return self.config.update.lora.rank > 0
+
 
 def make_policy(plan: LearnerPlan, runtime: Runtime) -> Policy:
     """Load the starting checkpoint for training, or frozen with a LoRA.
@@ -67,9 +72,9 @@ def make_learner(
 
 
 def make_rank_learner(
-    plan: LearnerPlan, ranks: Ranks, runtime: Runtime, *, sharding: ShardConfig | None, device: torch.device
+    plan: LearnerPlan, ranks: Ranks, runtime: Runtime, *, sharding: ShardConfig | None
 ) -> LocalLearner:
-    """Create the learner of one rank on ``device``: with shards, or without ``sharding`` with all weights.
+    """Create the learner of one rank: with shards, or without ``sharding`` with all weights.
 
     Models to be sharded are loaded into CPU memory first.
     """
@@ -80,7 +85,7 @@ def make_rank_learner(
     roots: list[Any] = [critic if is_shared else policy, None if is_shared else critic]
     if not isinstance(reference, AdaptedModel):
         roots.append(reference)
-    shard_models([each for each in roots if each is not None], ranks, sharding, device=device)
+    shard_models([each for each in roots if each is not None], ranks, sharding, device=runtime.device)
     return LocalLearner(_learner(plan, policy, critic), reference)
 
 

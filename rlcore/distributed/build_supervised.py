@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -15,10 +16,16 @@ from rlcore.models.logprob_check import check_model
 from rlcore.models.runtime import Runtime
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.dpo import DpoLearner, dpo_policy
-from rlcore.training.reward_learner import RewardLearner, reward_backbone, reward_members
+from rlcore.training.reward_model import RewardLearner, reward_backbone, reward_members
 from rlcore.training.sft import SftLearner
 
 Supervised: TypeAlias = SftLearner | DpoLearner | RewardLearner
+
+_METHODS: Mapping[type, tuple[str, ...]] = {
+    SftConfig: ("step", "mean_loss", "shuffle_gap", "save_model"),
+    DpoConfig: ("begin", "step", "rewards", "save_model"),
+    RewardModelConfig: ("features", "states", "set_heads", "begin", "step", "scores", "probe", "save_model"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,16 +43,21 @@ class SupervisedPlan:
             return self.config.lora.rank > 0
         return isinstance(self.config, RewardModelConfig) and self.config.backbone.lora.rank > 0
 
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Methods of the learner that ranks answer."""
+        return _METHODS[type(self.config)]
+
 
 def make_rank_supervised(
-    plan: SupervisedPlan, ranks: Ranks, runtime: Runtime, *, sharding: ShardConfig | None, device: torch.device
+    plan: SupervisedPlan, ranks: Ranks, runtime: Runtime, *, sharding: ShardConfig | None
 ) -> Supervised:
-    """Create the learner of one rank on ``device``: with shards, or without ``sharding`` with all weights.
+    """Create the learner of one rank: with shards, or without ``sharding`` with all weights.
 
     Raises:
         ModelError: The checkpoint cannot be trained.
     """
-    first = replace(runtime, device=torch.device("cpu")) if sharding else runtime
+    device, first = runtime.device, replace(runtime, device=torch.device("cpu")) if sharding else runtime
     if isinstance(plan.config, SftConfig):
         model = first.load_trainable(plan.start)
         check_model(model, ChatTokenizer.load(plan.start))

@@ -7,6 +7,7 @@ process group.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,8 @@ from rlcore.config.distributed import DistributedConfig
 from rlcore.distributed.build import LearnerPlan
 from rlcore.distributed.build_supervised import SupervisedPlan
 from rlcore.distributed.local_ranks import child_ranks
-from rlcore.distributed.rank_pool import RankPool, rank_setup
+from rlcore.distributed.rank_pool import RankPool
 from rlcore.errors import TrainingError
-from rlcore.hardware.machine import PRECISIONS
 from rlcore.hardware.memory import Footprint
 from rlcore.models.runtime import Runtime
 from rlcore.text.packing import TokenSequence
@@ -74,7 +74,7 @@ class DistributedLearner:
         self.facts = PolicyFacts(
             config=AutoConfig.from_pretrained(plan.start, local_files_only=True),
             num_parameters=facts["num_parameters"],
-            compute_dtype=PRECISIONS[facts["dtype"]],
+            compute_dtype=facts["compute_dtype"],
         )
 
     @property
@@ -160,12 +160,8 @@ class DistributedLearner:
 
     def _start(self) -> dict[str, Any]:
         self._starts += 1
-        return self._update_state(self.ranks.start([self._setup(rank) for rank in range(self.size)]))
-
-    def _setup(self, rank: int) -> dict[str, Any]:
-        adapted = self.config.update.lora.rank > 0
-        own = {"kind": "rl", "plan": self._plan, "tokens": self._tokens}
-        return own | rank_setup(self._distributed, self._runtime, rank, adapted=adapted)
+        setups = _setups(self._plan, self._distributed, self._runtime, tokens=self._tokens)
+        return self._update_state(self.ranks.start(setups))
 
     def _call(self, method: str, *arguments: Any, **settings: Any) -> Any:
         return self._update_state(self.ranks.ask(method, *arguments, **settings))["result"]
@@ -177,7 +173,7 @@ class DistributedLearner:
 
 
 class DistributedSupervised:
-    """A learner of SFT, DPO or a reward model on ranks, with its methods; a lost rank ends the stage."""
+    """A learner of SFT, DPO or a reward model on ranks, with the methods of its plan; a lost rank ends the stage."""
 
     def __init__(self, plan: SupervisedPlan, distributed: DistributedConfig, runtime: Runtime, ranks: RankPool) -> None:
         """Start the ranks.
@@ -187,13 +183,10 @@ class DistributedSupervised:
             LearnerLostError: A rank did not start.
         """
         self._ranks = ranks
-        own = {"kind": "supervised", "plan": plan}
-        setups = [
-            own | rank_setup(distributed, runtime, rank, adapted=plan.is_adapted)
-            for rank in range(distributed.learner_ranks)
-        ]
+        for method in plan.methods:
+            setattr(self, method, partial(self._ask, method))
         try:
-            ranks.start(setups)
+            ranks.start(_setups(plan, distributed, runtime))
         except BaseException:
             ranks.close()
             raise
@@ -202,8 +195,13 @@ class DistributedSupervised:
         """End the ranks."""
         self._ranks.close()
 
-    def __getattr__(self, method: str) -> Callable[..., Any]:
-        """Return a function that calls a method of every rank's learner, and returns the first one's result."""
-        if method.startswith("_"):
-            raise AttributeError(method)
-        return lambda *arguments, **settings: self._ranks.ask(method, *arguments, **settings)["result"]
+    def _ask(self, method: str, *arguments: Any, **settings: Any) -> Any:
+        return self._ranks.ask(method, *arguments, **settings)["result"]
+
+
+def _setups(
+    plan: LearnerPlan | SupervisedPlan, distributed: DistributedConfig, runtime: Runtime, **settings: Any
+) -> list[dict[str, Any]]:
+    """Return the setup of each rank, to which the transport adds device and store."""
+    common = {"plan": plan, "distributed": distributed, "runtime": runtime, **settings}
+    return [{**common, "rank": rank} for rank in range(distributed.learner_ranks)]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -18,11 +18,11 @@ import torch
 from safetensors import safe_open
 
 from rlcore.config.distributed import DistributedConfig
-from rlcore.distributed import rank_process
-from rlcore.distributed.rank import WEIGHTS
+from rlcore.distributed.rank import MODULE, WEIGHTS
 from rlcore.distributed.rank_pool import RankPool
 from rlcore.distributed.serialization import encode
 from rlcore.errors import ConfigError
+from rlcore.models.saving import LazyTensors
 
 _MEMORY = Path("/dev/shm")
 _GRACE_SECONDS = 5.0  # between the end of a pipe and of its process
@@ -55,7 +55,7 @@ class ChildRanks:
             self.processes.append(self.launch(theirs))
             theirs.close()
             self._ends.append(ours)
-            ours.send_bytes(encode({**setup, **local, "device": str(device)}))
+            ours.send_bytes(encode({**setup, **local, "device": device}))
 
     def send(self, request: bytes) -> set[int]:
         lost = set()
@@ -78,7 +78,8 @@ class ChildRanks:
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
     def exported(self) -> Mapping[str, torch.Tensor]:
-        return ExportedWeights(self._folder / WEIGHTS)
+        file: Any = safe_open(self._folder / WEIGHTS, framework="pt")
+        return LazyTensors(file.keys(), file.get_tensor)
 
     def end(self) -> None:
         for process in self.processes:
@@ -96,7 +97,7 @@ class ChildRanks:
         """Start a process that reads its setup and its requests from ``end``."""
         paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
         return subprocess.Popen(
-            [sys.executable, "-m", rank_process.__name__, str(end.fileno()), str(os.getpid())],
+            [sys.executable, "-m", MODULE, str(end.fileno()), str(os.getpid())],
             pass_fds=[end.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,  # gloo logs its connections there
@@ -143,23 +144,3 @@ def _next(end: Connection) -> bytes | None:
         return end.recv_bytes()
     except (EOFError, OSError):
         return None
-
-
-class ExportedWeights(Mapping[str, torch.Tensor]):
-    """Mapping of the tensors of a safetensors file; none is kept in memory."""
-
-    def __init__(self, path: Path) -> None:
-        file: Any = safe_open(path, framework="pt")
-        self._file, self._names = file, tuple(file.keys())
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        tensor: torch.Tensor = self._file.get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)

@@ -12,10 +12,8 @@ from typing import Any, Protocol
 
 import torch
 
-from rlcore.config.distributed import DistributedConfig
 from rlcore.distributed.serialization import decode, decode_error, encode, is_error
 from rlcore.errors import LearnerLostError
-from rlcore.models.runtime import Runtime
 
 _GRACE_SECONDS = 5.0  # for the answers of other ranks after one has failed
 
@@ -53,21 +51,6 @@ class RankTransport(Protocol):
     def close(self) -> None:
         """Release all resources; no rank is started again."""
         ...
-
-
-def rank_setup(config: DistributedConfig, runtime: Runtime, rank: int, *, adapted: bool) -> dict[str, Any]:
-    """Return the setup of a rank: its number, and its precision. The transport adds device and store."""
-    return {
-        "rank": rank,
-        "size": config.learner_ranks,
-        "seconds": 60.0 * config.timeout_minutes,
-        "dtype": str(runtime.compute_dtype).removeprefix("torch."),
-        "gradient_checkpointing": runtime.gradient_checkpointing,
-        "sharded": config.is_sharded(adapted=adapted),
-        "narrow": config.gather_in_compute_dtype,
-        "offload": config.cpu_offload,
-        "width": config.tensor_parallel,
-    }
 
 
 class RankPool:

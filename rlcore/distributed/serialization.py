@@ -24,7 +24,9 @@ from rlcore import config, errors
 from rlcore.distributed.build import LearnerPlan
 from rlcore.distributed.build_supervised import SupervisedPlan
 from rlcore.errors import RlcoreError
+from rlcore.hardware.machine import PRECISIONS
 from rlcore.hardware.memory import Footprint
+from rlcore.models.runtime import Runtime
 from rlcore.sampling.base import SamplingParams
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence
@@ -32,7 +34,7 @@ from rlcore.training.audit.features import Features
 from rlcore.training.audit.shuffle_gap import ShuffleGap
 from rlcore.training.audit.slow_path import SlowPathResult
 from rlcore.training.audit.trials import Gradient, Trial
-from rlcore.training.preferences import Comparison, PreferenceSet
+from rlcore.training.preferences import PreferenceSet, TokenPair
 from rlcore.training.scoring_models import ForwardScores
 from rlcore.training.update_stats import UpdateStats
 from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score, ToolCall, TrainingSample
@@ -40,7 +42,6 @@ from rlcore.types import FailedRollout, Message, Prompt, Rollout, Score, ToolCal
 _KINDS: Mapping[str, Any] = {
     kind.__name__: kind
     for kind in (
-        Comparison,
         Demonstration,
         SlowPathResult,
         FailedRollout,
@@ -54,9 +55,11 @@ _KINDS: Mapping[str, Any] = {
         PreferenceSet,
         Prompt,
         Rollout,
+        Runtime,
         SamplingParams,
         Score,
         SupervisedPlan,
+        TokenPair,
         TokenSequence,
         ToolCall,
         TrainingSample,
@@ -68,7 +71,7 @@ _KINDS: Mapping[str, Any] = {
 
 
 def encode(value: Any) -> bytes:
-    """Serialize a value of numbers, texts, paths, lists, tables, tensors and the dataclasses above.
+    """Serialize a value of numbers, texts, paths, lists, tables, tensors, dtypes, devices and the dataclasses above.
 
     Raises:
         TypeError: The value contains another kind.
@@ -114,7 +117,11 @@ def _plain(value: Any, parts: list[bytes]) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         parts.append(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        return {"tensor": [str(value.dtype).removeprefix("torch."), list(value.shape), len(parts) - 1]}
+        return {"tensor": [_name(value.dtype), list(value.shape), len(parts) - 1]}
+    if isinstance(value, torch.dtype):
+        return {"dtype": _name(value)}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
     if isinstance(value, Mapping):
         return {"map": [[_plain(key, parts), _plain(each, parts)] for key, each in value.items()]}
     if isinstance(value, list | tuple):
@@ -127,6 +134,10 @@ def _plain(value: Any, parts: list[bytes]) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be sent between processes")
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _value(plain: Any, parts: Sequence[bytearray]) -> Any:
     if isinstance(plain, list):
         return tuple(_value(each, parts) for each in plain)
@@ -137,6 +148,10 @@ def _value(plain: Any, parts: Sequence[bytearray]) -> Any:
         kind: torch.dtype = getattr(torch, dtype)
         flat = torch.frombuffer(parts[index], dtype=kind) if parts[index] else torch.empty(0, dtype=kind)
         return flat.reshape(shape)
+    if "dtype" in plain:
+        return PRECISIONS[plain["dtype"]]
+    if "device" in plain:
+        return torch.device(plain["device"])
     if "map" in plain:
         return {_value(key, parts): _value(each, parts) for key, each in plain["map"]}
     if "path" in plain:

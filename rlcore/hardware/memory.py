@@ -1,8 +1,4 @@
-"""Memory that a device has, and that online RL takes of it by part. Only what asks a GPU imports torch.
-
-Units are multiples of the policy's parameters P (float32, 4 bytes each). Trained weights are held four times (weights,
-gradients, Adam's two moments). Frozen weights are held once, in the precision that they are loaded in.
-"""
+"""Memory that a device has, and that a stage takes of it by part. Only what asks a GPU imports torch."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import ctypes
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
@@ -20,8 +16,6 @@ _LEAST_WEIGHTS = 2**15
 _MOST_ON_CPU, _FILLED_ON_CPU = 2048, 1024  # docs/benchmarks/cost.md has the measurements
 FLOAT32, BFLOAT16 = 4, 2  # bytes
 _MEMINFO, _CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
-Recipe = Literal["ppo", "rlvr_ppo", "grpo", "rlvr_grpo"]
-CriticArchitecture = Literal["separate", "shared", "lora"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,51 +47,6 @@ class Footprint:
             "memory/total_multiple": self.total / (FLOAT32 * num_parameters),
             "memory/total_multiple_bf16": self.total / (BFLOAT16 * num_parameters),
         }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryPlan:
-    """Models that a run holds.
-
-    Attributes:
-        num_adapter: Parameters of one LoRA adapter, 0 if all policy weights are trained.
-        reference: True if the KL needs a reference policy (``kl.coefficient`` > 0).
-        own_reference: True if the reference policy is not the policy's start.
-        reward_model_is_adapter: True if the reward model is an adapter on the policy's base.
-        engine: True if the engine's copy of the weights is in the same memory.
-    """
-
-    recipe: Recipe
-    num_parameters: int
-    num_adapter: int = 0
-    critic_architecture: CriticArchitecture = "separate"
-    reference: bool = True
-    own_reference: bool = False
-    reward_model_is_adapter: bool = False
-    engine: bool = True
-    frozen_bytes: int = FLOAT32  # per frozen parameter
-    moment_bytes: int = FLOAT32  # per trained parameter and moment; 1 with ``optim.kind = "adamw_8bit"``
-
-
-def expected(plan: MemoryPlan, *, activations: int = 0, kv_cache: int = 0) -> Footprint:
-    """Return the footprint of a plan. An engine holds its own frozen copy; scalar heads are neglected."""
-    uses_critic = plan.recipe in ("ppo", "rlvr_ppo")
-    critic = {"separate": plan.num_parameters, "shared": 0, "lora": plan.num_adapter}[plan.critic_architecture]
-    learning = (plan.num_adapter or plan.num_parameters) + (critic if uses_critic else 0)
-    # A merged adapter is served in float32. With an adapter, the frozen base is also the reference policy.
-    served = (FLOAT32 if plan.num_adapter else plan.frozen_bytes) if plan.engine else 0
-    copies = 1 if plan.num_adapter or plan.reference else 0
-    copies += 1 if plan.num_adapter and plan.reference and plan.own_reference else 0
-    needs_judge = plan.recipe in ("ppo", "grpo")
-    copies += 1 if needs_judge and not plan.reward_model_is_adapter else 0
-    reward_adapter = plan.num_adapter * FLOAT32 if needs_judge and plan.reward_model_is_adapter else 0
-    return Footprint(
-        weights=FLOAT32 * learning + (plan.frozen_bytes * copies + served) * plan.num_parameters + reward_adapter,
-        gradients=FLOAT32 * learning,
-        optimizer=2 * plan.moment_bytes * learning,
-        activations=activations,
-        kv_cache=kv_cache,
-    )
 
 
 def is_large(num_weights: int) -> bool:

@@ -1,7 +1,9 @@
 """Memory plan of a stage, computed from configuration and model shape before anything is loaded.
 
-Weights, gradients and moments are exact. Activations are an estimate for Llama-like layers, within a quarter of what
-:func:`rlcore.models.memory_meter.measure_peak` measures. Bytes per token and layer:
+Weights, gradients and moments are exact: trained weights are held four times in float32 (with gradients and Adam's two
+moments), frozen ones once, in the precision that they are loaded in; scalar heads are neglected. Activations are an
+estimate for Llama-like layers, within a quarter of what :func:`rlcore.models.memory_meter.measure_peak` measures. Bytes
+per token and layer:
 
     float32                  32 h + 8 k + 16 i     h, k, i: hidden size, width of keys, of the feed-forward layer
     half                     30 h + 4 k +  8 i     residual stream and norms stay float32
@@ -15,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from rlcore.config import DpoConfig, LoraConfig, OptimConfig, RewardModelConfig, RlConfig, SftConfig
-from rlcore.hardware.memory import CHUNK_SIZE, FLOAT32, Footprint, MemoryPlan, Recipe, expected, is_large
+from rlcore.hardware.memory import CHUNK_SIZE, FLOAT32, Footprint, is_large
 
 _MOMENT_BYTES = {"adamw": FLOAT32, "adamw_8bit": 1}
 
@@ -58,13 +60,13 @@ class Conditions:
     gradient_checkpointing: bool
     tokens: int
     is_adapter: bool = False
-    sums_float32: bool = False  # layers with an adapter have float32 outputs
+    as_vllm: bool = False  # layers with an adapter round their outputs; else these are float32
 
     def backbone(self, size: ModelSize) -> int:
         """Return the bytes that the layers keep for the backward pass of one micro-batch."""
         h, k, i = size.hidden, size.keys, size.feed_forward
         half = self.compute_bytes < FLOAT32
-        narrow = half and not self.sums_float32
+        narrow = half and (not self.is_adapter or self.as_vllm)
         layer = (30 * h + 4 * k + 8 * i if narrow else 32 * h + 8 * k + 16 * i) * self.tokens
         casts = 2 * sum(inputs * outputs for _, inputs, outputs in size.linear) if half and not self.is_adapter else 0
         if self.gradient_checkpointing:
@@ -94,13 +96,11 @@ def dpo_footprint(size: ModelSize, config: DpoConfig, *, compute_bytes: int, gra
         gradient_checkpointing=gradient_checkpointing,
         tokens=config.tokens_per_microbatch,
         is_adapter=adapter.rank > 0,
-        sums_float32=adapter.rank > 0,
     )
-    activations = conditions.activations(size)
-    if not adapter.rank:
-        return _learning(size.num_parameters, config.optim, activations)
-    learning = _learning(size.adapter_parameters(adapter), config.optim, activations)
-    return replace(learning, weights=learning.weights + compute_bytes * size.num_parameters)
+    frozen = compute_bytes * size.num_parameters if adapter.rank else 0
+    parameters = size.adapter_parameters(adapter) if adapter.rank else size.num_parameters
+    learning = _learning(parameters, config.optim, conditions.activations(size))
+    return replace(learning, weights=learning.weights + frozen)
 
 
 def reward_model_footprint(
@@ -116,7 +116,6 @@ def reward_model_footprint(
         gradient_checkpointing=gradient_checkpointing,
         tokens=config.tokens_per_microbatch,
         is_adapter=backbone.lora.rank > 0,
-        sums_float32=backbone.lora.rank > 0,
     )
     if backbone.lora.rank:
         learning = _learning(size.adapter_parameters(backbone.lora), config.optim, conditions.backbone(size))
@@ -146,32 +145,31 @@ def rl_footprint(
     Args:
         num_tokens: Tokens of a whole sequence.
     """
-    adapter, engine = config.update.lora, config.sampling.engine
+    adapter, engine = size.adapter_parameters(config.update.lora), config.sampling.engine
     native = engine is None or engine.kind == "native"
-    on_base = bool(adapter.rank and reward_model and reward_model.backbone.lora.rank)
-    plan = MemoryPlan(
-        recipe=_recipe(uses_critic, reward_model is not None),
-        num_parameters=size.num_parameters,
-        num_adapter=size.adapter_parameters(adapter),
-        critic_architecture=config.critic.architecture,
-        reference=config.kl.coefficient > 0.0,
-        own_reference=own_reference,
-        reward_model_is_adapter=on_base,
-        frozen_bytes=compute_bytes,
-        moment_bytes=_MOMENT_BYTES[config.update.optim.kind],
-        engine=native,
-    )
+    critics = {"separate": size.num_parameters, "shared": 0, "lora": adapter}
+    learning = (adapter or size.num_parameters) + (critics[config.critic.architecture] if uses_critic else 0)
+    has_reference = config.kl.coefficient > 0.0
+    on_base = bool(adapter and reward_model and reward_model.backbone.lora.rank)
+    # The frozen base of a LoRA is also the reference policy, unless that is a model of its own.
+    others = (adapter or has_reference, adapter and has_reference and own_reference, reward_model and not on_base)
+    copies = sum(map(bool, others))
+    served = FLOAT32 if adapter else compute_bytes  # a merged LoRA is served in float32
+    frozen = (compute_bytes * copies + (served if native else 0)) * size.num_parameters
     conditions = Conditions(
         compute_bytes=compute_bytes,
         gradient_checkpointing=gradient_checkpointing,
         tokens=config.update.tokens_per_microbatch,
-        is_adapter=adapter.rank > 0,
-        sums_float32=adapter.rank > 0 and native,
+        is_adapter=adapter > 0,
+        as_vllm=not native,
     )
     together = min(config.sampling.max_concurrent, config.prompts_per_iteration * config.group_size)
-    of_number = FLOAT32 if adapter.rank else compute_bytes
-    cache = 2 * size.num_layers * size.keys * of_number * together * num_tokens if native else 0
-    return expected(plan, activations=conditions.activations(size), kv_cache=cache)
+    found = _learning(learning, config.update.optim, conditions.activations(size))
+    return replace(
+        found,
+        weights=found.weights + frozen + (FLOAT32 * adapter if on_base else 0),
+        kv_cache=2 * size.num_layers * size.keys * served * together * num_tokens if native else 0,
+    )
 
 
 def format_bytes(num_bytes: int) -> str:
@@ -189,13 +187,3 @@ def _learning(parameters: int, optim: OptimConfig, activations: int) -> Footprin
         activations=activations,
         kv_cache=0,
     )
-
-
-def _recipe(uses_critic: bool, has_reward_model: bool) -> Recipe:
-    names: dict[tuple[bool, bool], Recipe] = {
-        (True, True): "ppo",
-        (True, False): "rlvr_ppo",
-        (False, True): "grpo",
-        (False, False): "rlvr_grpo",
-    }
-    return names[uses_critic, has_reward_model]

@@ -187,6 +187,11 @@ class MergedState(Mapping[str, torch.Tensor]):
         return len(self._keys)
 
 
+def merged_state(policy: PreTrainedModel | AdaptedModel) -> Mapping[str, torch.Tensor]:
+    """Return a policy's weights for an engine, in the base's names; an adapter is merged on reading."""
+    return MergedState(policy) if isinstance(policy, AdaptedModel) else policy.state_dict()
+
+
 def _peft_config(config: LoraConfig, targets: list[str]) -> Any:
     try:
         from peft import LoraConfig

@@ -1,4 +1,4 @@
-"""Device, precision and gradient checkpointing of loaded models."""
+"""Device, precision and gradient checkpointing of loaded models, and the saving of trained ones."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -14,8 +15,10 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from rlcore.config import LoraConfig
 from rlcore.errors import ModelError
 from rlcore.hardware.precision import cast_linears, set_compute_dtype
-from rlcore.models.loading import load_policy
-from rlcore.models.lora import activate, active_name
+from rlcore.hardware.sharded import full_state_dict, ranks_of
+from rlcore.models.integrity import verify_saved
+from rlcore.models.loading import load_policy, save_model
+from rlcore.models.lora import activate, active_name, merged_state
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +69,20 @@ class Runtime:
         """
         model = self.load_frozen(folder) if as_vllm else self.load_reference(folder)
         return enable_gradient_checkpointing(model) if self.gradient_checkpointing else model
+
+
+def save_trained(model: Any, start: Path, folder: Path, *, like_start: bool = False) -> None:
+    """Write a trained model, which ranks may share, to a new folder with the tokenizer of ``start``, and verify it.
+
+    ``like_start``: round weights to half precision if they are in half precision in ``start``.
+
+    Raises:
+        StorageError: ``folder`` exists or cannot be written, or the saved weights differ.
+    """
+    ranks, state = ranks_of(model), full_state_dict(model)
+    ranks.broadcast_object(partial(save_model, model, start, folder, like_start=like_start, state=state))
+    held = merged_state(model) if state is None else state
+    ranks.broadcast_object(partial(verify_saved, held, folder))
 
 
 def enable_gradient_checkpointing(model: PreTrainedModel) -> PreTrainedModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,24 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 def unfinished_prefix(folder: Path) -> str:
     """Return the name prefix of temporary folders that become ``folder``, in the same parent."""
     return f".tmp-{folder.name}-"
+
+
+class LazyTensors(Mapping[str, torch.Tensor]):
+    """Mapping of ``names`` to tensors, each returned by ``read`` on access."""
+
+    def __init__(self, names: Iterable[str], read: Callable[[str], torch.Tensor]) -> None:
+        self._names, self._read = dict.fromkeys(names), read
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 HEAD_FILE = "scalar_head.safetensors"  # of a critic or reward model, next to its backbone

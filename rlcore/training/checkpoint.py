@@ -23,6 +23,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
+from torch.optim import Optimizer
 
 from rlcore.algorithms.kl import KlController
 from rlcore.errors import CheckpointError, StorageError
@@ -169,20 +171,25 @@ def is_intact(folder: Path) -> bool:
         return False
 
 
+def _parts(learner: Learner) -> dict[str, nn.Module | Optimizer]:
+    """Return the modules and optimizers of a checkpoint by file; the head of a shared critic is the critic's module."""
+    parts: dict[str, nn.Module | Optimizer] = {"policy": learner.policy, "optimizer": learner.optimizer}
+    if learner.value_module is not None:
+        parts["critic"] = learner.value_module
+    if learner.critic is not None and not learner.shares_backbone:
+        parts["critic_optimizer"] = learner.critic_optimizer
+    return parts
+
+
 def _tensors(learner: Learner) -> dict[str, Tensors]:
     # state_dict() lists tied weights twice, and safetensors refuses shared memory: save each parameter once.
-    tensors: dict[str, Tensors] = {
-        "policy": _weights(learner.policy, learner.ranks),
-        "optimizer": _optimizer_tensors(learner.optimizer, learner.ranks),
+    return {
+        file: _weights(part, learner.ranks) if isinstance(part, nn.Module) else _optimizer_tensors(part, learner.ranks)
+        for file, part in _parts(learner).items()
     }
-    if learner.value_module is not None:
-        tensors["critic"] = _weights(learner.value_module, learner.ranks)
-    if learner.critic is not None and not learner.shares_backbone:
-        tensors["critic_optimizer"] = _optimizer_tensors(learner.critic_optimizer, learner.ranks)
-    return tensors
 
 
-def _weights(module: torch.nn.Module, ranks: Ranks) -> Tensors:
+def _weights(module: nn.Module, ranks: Ranks) -> Tensors:
     return {name: _kept(parameter.detach(), ranks) for name, parameter in module.named_parameters()}
 
 
@@ -194,7 +201,7 @@ def _kept(tensor: torch.Tensor, ranks: Ranks) -> torch.Tensor:
     return gathered.cpu() if ranks.is_first else gathered.new_empty(0)
 
 
-def _optimizer_tensors(optimizer: torch.optim.Optimizer, ranks: Ranks) -> Tensors:
+def _optimizer_tensors(optimizer: Optimizer, ranks: Ranks) -> Tensors:
     # bitsandbytes packs some tensors in state_dict(), counts steps in an int, and shares its maps.
     return {
         f"{number}/{name}": value.clone() if name.startswith("qmap") else _kept(torch.as_tensor(value), ranks)
@@ -215,12 +222,12 @@ def _scalars(learner: Learner) -> dict[str, Any]:
 
 
 def _restore(folder: Path, learner: Learner, scalars: Mapping[str, Any]) -> None:
-    _restore_weights(learner.policy, folder / "policy.safetensors")
-    _restore_optimizer(learner.optimizer, folder / "optimizer.safetensors")
-    if learner.value_module is not None:
-        _restore_weights(learner.value_module, folder / "critic.safetensors")
-    if learner.critic is not None and not learner.shares_backbone:
-        _restore_optimizer(learner.critic_optimizer, folder / "critic_optimizer.safetensors")
+    for file, part in _parts(learner).items():
+        path = folder / f"{file}.safetensors"
+        if isinstance(part, nn.Module):
+            _restore_weights(part, path)
+        else:
+            _restore_optimizer(part, path)
     learner.policy_version = scalars["policy_version"]
     learner.tokens_per_microbatch = scalars["tokens_per_microbatch"]
     learner.num_skipped = scalars["num_skipped"]
@@ -235,7 +242,7 @@ def _restore(folder: Path, learner: Learner, scalars: Mapping[str, Any]) -> None
 
 
 @torch.no_grad()
-def _restore_weights(module: torch.nn.Module, path: Path) -> None:
+def _restore_weights(module: nn.Module, path: Path) -> None:
     stored = load_file(path)
     parameters = dict(module.named_parameters())
     if stored.keys() != parameters.keys():
@@ -244,7 +251,7 @@ def _restore_weights(module: torch.nn.Module, path: Path) -> None:
         parameter.copy_(shard_like(parameter, stored[name]))
 
 
-def _restore_optimizer(optimizer: torch.optim.Optimizer, path: Path) -> None:
+def _restore_optimizer(optimizer: Optimizer, path: Path) -> None:
     parameters = parameters_of(optimizer)
     restored: dict[int, dict[str, torch.Tensor | int]] = {}
     for key, value in load_file(path).items():

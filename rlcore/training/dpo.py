@@ -17,14 +17,12 @@ from torch import Tensor
 from rlcore.algorithms.preference import implicit_rewards
 from rlcore.config import DpoConfig, PreferenceLossConfig
 from rlcore.errors import DataError
-from rlcore.hardware.sharded import device_of, full_state_dict, ranks_of
+from rlcore.hardware.sharded import device_of, ranks_of
 from rlcore.models.architectures import pack_for, rank_indices
-from rlcore.models.integrity import verify_saved
-from rlcore.models.loading import save_model
 from rlcore.models.logprob_check import check_model
-from rlcore.models.lora import AdaptedModel, MergedState, add_lora
+from rlcore.models.lora import add_lora
 from rlcore.models.policy import completion_loss, completion_states, score_sequences, state_scores
-from rlcore.models.runtime import Runtime
+from rlcore.models.runtime import Runtime, save_trained
 from rlcore.progress import advance
 from rlcore.text.packing import PackedBatch, TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
@@ -32,11 +30,11 @@ from rlcore.training.optim import Report, Stepper
 from rlcore.training.preferences import (
     PreferenceSet,
     TokenPair,
-    accumulate_gradient,
     comparison_loss,
     different_sequences,
     preference_sets,
     shuffled_sets,
+    take_step,
 )
 
 if TYPE_CHECKING:
@@ -50,8 +48,7 @@ class DpoLearner:
     """DPO of a model of this process, which may be one of several ranks."""
 
     def __init__(self, model: Any, config: DpoConfig) -> None:
-        self.model, self.ranks = model, ranks_of(model)
-        self._config = config
+        self.model, self._config = model, config
 
     def begin(self, sequences: Sequence[TokenSequence], *, num_steps: int) -> None:
         """Prepare ``num_steps`` steps; the current log-probabilities of ``sequences`` become the reference."""
@@ -68,16 +65,8 @@ class DpoLearner:
             NonFiniteError: NaN or infinity in a loss or gradient; the step was not taken.
             TrainingError: One completion, or the optimizer's state, does not fit into memory.
         """
-
-        def accumulate(tokens: int, scale: float) -> tuple[float, Tensor]:
-            pull = partial(_pull, self.model, self._reference, self._config, tokens)
-            return accumulate_gradient(
-                self.model, sets, pull, tokens_per_microbatch=tokens, scale=scale, name="the DPO loss"
-            )
-
-        (loss, (chosen, rejected)), metrics = self._steps.take(
-            accumulate, [one for each in sets for one in each.sequences()]
-        )
+        pull = partial(_pull, self.model, self._reference, self._config)
+        loss, (chosen, rejected), metrics = take_step(self._steps, self.model, sets, pull, name="the DPO loss")
         return {
             "dpo/loss": loss,
             "dpo/accuracy": float((chosen > rejected).double().mean()),
@@ -96,10 +85,7 @@ class DpoLearner:
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
         """Write the policy as a checkpoint with the tokenizer of ``start``, its initial checkpoint."""
-        state = full_state_dict(self.model)
-        self.ranks.broadcast_object(partial(save_model, self.model, start, folder, like_start=like_start, state=state))
-        own = MergedState(self.model) if isinstance(self.model, AdaptedModel) else self.model.state_dict()
-        self.ranks.broadcast_object(partial(verify_saved, own if state is None else state, folder))
+        save_trained(self.model, start, folder, like_start=like_start)
 
 
 def dpo_policy(start: Path, config: DpoConfig, runtime: Runtime, *, seed: int) -> Any:
@@ -181,7 +167,7 @@ def _pull(
     The slope of the loss by each completion's log-probability is known after the forward pass; the remaining backward
     pass is linear.
     """
-    sequences = [sequence for each in group for sequence in each.sequences()]
+    sequences = [sequence for each in group for sequence in each.sequences]
     packed = pack_for(model, sequences, tokens_per_microbatch=tokens)
     batches = [batch.to(device_of(model)) for batch in packed]
     states = [completion_states(model, batch) for batch in batches]

@@ -23,8 +23,7 @@ from rlcore.algorithms.table import Algorithm
 from rlcore.config import KlConfig
 from rlcore.errors import NonFiniteError, TrainingError
 from rlcore.rewards.mix import term_statistics
-from rlcore.text.packing import TokenSequence
-from rlcore.training.scoring_models import ForwardScores, ScoresCompletions
+from rlcore.training.scoring_models import ForwardScores, ScoresCompletions, rollout_sequences
 from rlcore.types import Rollout, ScoredRollout, TrainingSample
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def build_experience(
     masks = [torch.tensor(rollout.loss_mask) for rollout in rollouts]
     in_reward = scoring_models.has_reference and kl.apply_to == "reward"
     cut = [index for index, rollout in enumerate(rollouts) if rollout.finish_reason == "length"]
-    passes = scoring_models.passes(token_sequences(rollouts), needs_policy=need_old_logprobs or in_reward, cut=cut)
+    passes = scoring_models.passes(rollout_sequences(rollouts), needs_policy=need_old_logprobs or in_reward, cut=cut)
     gaps = _reference_gaps(passes, masks) if in_reward else [torch.zeros(len(mask)) for mask in masks]
     of_episodes = _joined(gaps, parts)
     episodes = lay_out_episodes(
@@ -195,11 +194,6 @@ def _refuse_infinite(items: Sequence[ScoredRollout]) -> None:
                 where=f"prompt {item.rollout.prompt.prompt_id!r}, terms {dict(item.score.terms)}",
                 fix="correct the reward function: a grader that cannot score a rollout returns None",
             )
-
-
-def token_sequences(rollouts: Sequence[Rollout]) -> list[TokenSequence]:
-    """Return the sequences to pack."""
-    return [TokenSequence(prompt_ids=each.prompt.token_ids, completion_ids=each.completion_ids) for each in rollouts]
 
 
 def _reference_gaps(passes: ForwardScores, masks: Sequence[Tensor]) -> list[Tensor]:

@@ -23,7 +23,7 @@ from rlcore.hardware.sharded import ranks_of
 from rlcore.models.architectures import pack_for, rank_indices
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.progress import advance
-from rlcore.training.losses import StepLosses, coefficients_of
+from rlcore.training.losses import StepLosses
 from rlcore.training.minibatches import (
     Columns,
     digest,
@@ -275,12 +275,15 @@ class Learner:
         return self.config.critic.optim or self.config.update.optim
 
     @property
-    def _trains_policy(self) -> bool:
-        return self.critic is None or self.policy_version >= self.config.critic.warmup_iterations
-
-    @property
     def _coefficients(self) -> Coefficients:
-        return coefficients_of(self.config, kl=self.kl.coefficient, penalty=self.penalty)
+        config = self.config
+        return Coefficients(
+            kl=self.kl.coefficient if config.kl.apply_to == "loss" else 0.0,
+            kl_estimator=config.kl.estimator,
+            entropy=config.update.entropy_coefficient,
+            mismatch=config.update.rollout_correction,
+            penalty=self.penalty.coefficient if self.penalty else 0.0,
+        )
 
     def _losses(self) -> StepLosses:
         return StepLosses(
@@ -289,6 +292,6 @@ class Learner:
             algorithm=self.algorithm,
             config=self.config,
             coefficients=self._coefficients,
-            trains_policy=self._trains_policy,
+            trains_policy=self.critic is None or self.policy_version >= self.config.critic.warmup_iterations,
             starts_at_one=not self._has_moved,
         )

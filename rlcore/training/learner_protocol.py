@@ -37,22 +37,17 @@ class PolicyFacts:
 
 
 class LearnerProtocol(ScoresCompletions, Protocol):
-    """Learner as the training loop uses it. ``policy_version`` counts updates; ``kl_coefficient`` may adapt."""
+    """Learner as the training loop uses it.
 
-    @property
-    def config(self) -> RlConfig:
-        """Configuration of the run."""
-        ...
+    Attributes:
+        config: Configuration of the run.
+        algorithm: Row of the algorithm table.
+        facts: Constants of the policy.
+    """
 
-    @property
-    def algorithm(self) -> Algorithm:
-        """Row of the algorithm table."""
-        ...
-
-    @property
-    def facts(self) -> PolicyFacts:
-        """Constants of the policy."""
-        ...
+    config: RlConfig
+    algorithm: Algorithm
+    facts: PolicyFacts
 
     @property
     def policy_version(self) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +10,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from rlcore.algorithms.table import Algorithm
-from rlcore.config import RlConfig
 from rlcore.hardware.memory import Footprint, release_freed
 from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.hardware.precision import compute_dtype
-from rlcore.hardware.sharded import full_state_dict, is_single_process
-from rlcore.models.integrity import verify_saved
-from rlcore.models.loading import save_model
-from rlcore.models.lora import AdaptedModel, MergedState
+from rlcore.hardware.sharded import is_single_process
+from rlcore.models.lora import AdaptedModel, merged_state
 from rlcore.models.memory_meter import measure_peak, num_parameters, optimizer_bytes
+from rlcore.models.runtime import save_trained
+from rlcore.models.saving import LazyTensors
 from rlcore.text.packing import TokenSequence
 from rlcore.training.audit.optimizer_check import OptimizerChecker
 from rlcore.training.audit.slow_path import SlowPathResult, run_slow_path
@@ -33,23 +30,6 @@ from rlcore.types import Rollout, TrainingSample
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-
-
-class _Copy(Mapping[str, torch.Tensor]):
-    """Copy of weights in CPU memory; each tensor is on ``device`` while it is read."""
-
-    def __init__(self, weights: Mapping[str, torch.Tensor], device: torch.device) -> None:
-        self._device = device
-        self._tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._tensors[name].to(self._device)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
 
 
 class LocalLearner:
@@ -68,20 +48,13 @@ class LocalLearner:
         other_models: Iterable[nn.Module] = (),
     ) -> None:
         self.learner, self.reference = learner, reference
+        self.config, self.algorithm = learner.config, learner.algorithm
         self._other_models, self._writer = tuple(other_models), CheckpointWriter()
         self._optimizer_checker = OptimizerChecker(learner)
         policy = learner.policy
         self.facts = PolicyFacts(
             config=policy.config, num_parameters=num_parameters(policy), compute_dtype=compute_dtype(policy)
         )
-
-    @property
-    def config(self) -> RlConfig:
-        return self.learner.config
-
-    @property
-    def algorithm(self) -> Algorithm:
-        return self.learner.algorithm
 
     @property
     def policy_version(self) -> int:
@@ -150,7 +123,9 @@ class LocalLearner:
         return merged_state(self.learner.policy)
 
     def copy_weights(self) -> Mapping[str, torch.Tensor]:
-        return _Copy(self.weights(), self.learner.policy.device)
+        tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in self.weights().items()}
+        device = self.learner.policy.device
+        return LazyTensors(tensors, lambda name: tensors[name].to(device))
 
     def save(self, root: Path, step: int, *, run_state: Mapping[str, Any], protected: Collection[int] = ()) -> None:
         self._writer.save(root, step, self.learner, run_state=run_state, protected=protected)
@@ -164,17 +139,7 @@ class LocalLearner:
         self._writer.wait()
 
     def save_model(self, start: Path | str, folder: Path | str, *, like_start: bool = False) -> None:
-        start, folder = Path(start), Path(folder)
-        policy, ranks = self.learner.policy, self.learner.ranks
-        state = full_state_dict(policy)
-        ranks.broadcast_object(partial(save_model, policy, start, folder, like_start=like_start, state=state))
-        held = state if state is not None else merged_state(self.learner.policy)
-        ranks.broadcast_object(partial(verify_saved, held, folder))
+        save_trained(self.learner.policy, Path(start), Path(folder), like_start=like_start)
 
     def close(self) -> None:
         self._writer.close()
-
-
-def merged_state(policy: PreTrainedModel | AdaptedModel) -> Mapping[str, torch.Tensor]:
-    """Return a policy's weights for an engine, in the base's names; an adapter is merged on reading."""
-    return MergedState(policy) if isinstance(policy, AdaptedModel) else policy.state_dict()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from rlcore.algorithms.kl import PenaltyController, k3
+from rlcore.algorithms.kl import k3
 from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss, value_loss
 from rlcore.algorithms.surrogates import clamped_difference, token_ratio
 from rlcore.algorithms.table import Algorithm
@@ -141,17 +141,6 @@ class StepLosses:
             # no token's loss depends on another token of its sequence
             by_token=self.algorithm.ratio is token_ratio and self.coefficients.mismatch.level == "token",
         )
-
-
-def coefficients_of(config: RlConfig, *, kl: float, penalty: PenaltyController | None) -> Coefficients:
-    """Return the coefficients of the loss terms; ``kl`` is the current coefficient, unused if KL is in the reward."""
-    return Coefficients(
-        kl=kl if config.kl.apply_to == "loss" else 0.0,
-        kl_estimator=config.kl.estimator,
-        entropy=config.update.entropy_coefficient,
-        mismatch=config.update.rollout_correction,
-        penalty=penalty.coefficient if penalty else 0.0,
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

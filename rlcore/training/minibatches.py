@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Shaped
 
 
+COLUMNS = ("loss_mask", "sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
+"""Fields of a sample with one entry per completion token."""
+
+
 def split_by_group(
     samples: Sequence[TrainingSample], count: int, *, seed: int, epoch: int
 ) -> list[list[TrainingSample]]:
@@ -83,9 +87,8 @@ def require_finite(samples: Sequence[TrainingSample]) -> None:
     Raises:
         NonFiniteError: NaN or infinity on a trained token; names the sample.
     """
-    names = ("sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
     for number, sample in enumerate(samples):
-        for name in names:
+        for name in COLUMNS[1:]:
             kept = getattr(sample, name)[sample.loss_mask]
             if not bool(kept.isfinite().all()):
                 raise NonFiniteError(
@@ -95,15 +98,12 @@ def require_finite(samples: Sequence[TrainingSample]) -> None:
                 )
 
 
-_FIELDS = ("loss_mask", "sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
-
-
 def digest(sample: TrainingSample) -> str:
     """Return the digest of a sample's episode, group, tokens, mask and numbers, bit for bit."""
     found = hashlib.blake2b(digest_size=16)
     for ids in ((sample.episode, sample.group), sample.prompt_ids, sample.completion_ids):
         found.update(array("q", [len(ids), *ids]).tobytes())
-    for name in _FIELDS:
+    for name in COLUMNS:
         found.update(getattr(sample, name).numpy().tobytes())
     return found.hexdigest()
 

@@ -1,7 +1,7 @@
 """Preferences as tokens, with their loss: pairs, and the sets in which each compared completion occurs once.
 
-Set s1: prompt q, completions [a, b, c], comparisons a > b, a > c, b > c (a ranking of three).
-Set s2: prompt p, completions [d, e], comparison d > e (a single pair).
+Set s1: prompt q, completions [a, b, c], pairs a > b, a > c, b > c (a ranking of three).
+Set s2: prompt p, completions [d, e], pair d > e.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +21,7 @@ from rlcore.hardware.memory import filled_on, positions_on
 from rlcore.hardware.sharded import ONE, Ranks, device_of, ranks_of, run_forward
 from rlcore.seeding import shuffled
 from rlcore.text.packing import TokenSequence, balance
-from rlcore.training.optim import add_gradient
+from rlcore.training.optim import Stepper, add_gradient
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -63,32 +62,20 @@ def different_sequences(pairs: Sequence[TokenPair]) -> list[TokenSequence]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
-    """Comparison in a set: indices of the ``better`` and ``worse`` completion, and the pair's ``weight``."""
-
-    better: int
-    worse: int
-    margin: float
-    probability: float
-    weight: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PreferenceSet:
-    """Completions of one prompt, each once, and the comparisons between them."""
+    """Pairs of one prompt, whose completions are computed once; the ``weight`` of each is its share of the set's."""
 
-    prompt_ids: tuple[int, ...]
-    completions: tuple[tuple[int, ...], ...]
-    comparisons: tuple[Comparison, ...]
+    pairs: tuple[TokenPair, ...]
+
+    @property
+    def sequences(self) -> list[TokenSequence]:
+        """Different completions with their prompt, in order of first occurrence."""
+        return different_sequences(self.pairs)
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the packed row: the prompt once, then every completion."""
-        return len(self.prompt_ids) + sum(map(len, self.completions))
-
-    def sequences(self) -> list[TokenSequence]:
-        """Return the completions with their prompt, in order."""
-        return [TokenSequence(prompt_ids=self.prompt_ids, completion_ids=one) for one in self.completions]
+        return len(self.pairs[0].prompt_ids) + sum(len(one.completion_ids) for one in self.sequences)
 
 
 def preference_sets(pairs: Sequence[TokenPair]) -> list[PreferenceSet]:
@@ -99,29 +86,10 @@ def preference_sets(pairs: Sequence[TokenPair]) -> list[PreferenceSet]:
     members: dict[tuple[str, tuple[int, ...]], list[TokenPair]] = {}
     for pair in pairs:
         members.setdefault((pair.set_id, pair.prompt_ids), []).append(pair)
-    return [_gather(prompt_ids, group) for (_, prompt_ids), group in members.items()]
-
-
-def _gather(prompt_ids: tuple[int, ...], pairs: Sequence[TokenPair]) -> PreferenceSet:
-    indices: dict[tuple[int, ...], int] = {}
-    comparisons = [
-        Comparison(
-            better=indices.setdefault(pair.chosen_ids, len(indices)),
-            worse=indices.setdefault(pair.rejected_ids, len(indices)),
-            margin=pair.margin,
-            probability=pair.probability,
-            weight=pair.weight / len(pairs),
-        )
-        for pair in pairs
+    return [
+        PreferenceSet(pairs=tuple(dataclasses.replace(pair, weight=pair.weight / len(group)) for pair in group))
+        for group in members.values()
     ]
-    return PreferenceSet(prompt_ids=prompt_ids, completions=tuple(indices), comparisons=tuple(comparisons))
-
-
-def side_indices(sets: Sequence[PreferenceSet]) -> tuple[list[int], list[int]]:
-    """Return the indices of the better and worse sides of all comparisons among the completions of all sets."""
-    starts = accumulate((len(each.completions) for each in sets), initial=0)
-    placed = [(start, one) for start, each in zip(starts, sets, strict=False) for one in each.comparisons]
-    return [start + one.better for start, one in placed], [start + one.worse for start, one in placed]
 
 
 def microbatches(
@@ -129,7 +97,7 @@ def microbatches(
 ) -> list[list[PreferenceSet]]:
     """Split a minibatch by the token budget, padding included, the longest set first, which fixes the width.
 
-    A set above the budget is split into smaller sets with the same comparisons, and completions may be repeated: the
+    A set above the budget is split into smaller sets with the same pairs, and completions may be repeated: the
     graph of one micro-batch must fit into memory. Each rank gets equally many micro-batches; its last may be empty.
     ``filled``: smaller budget of a micro-batch of several sets.
     """
@@ -148,27 +116,14 @@ def microbatches(
 def _cut(whole: PreferenceSet, budget: int) -> list[PreferenceSet]:
     if whole.num_tokens <= budget:
         return [whole]
-    pieces: list[list[Comparison]] = []
-    for comparison in whole.comparisons:
-        if pieces and _subset(whole, [*pieces[-1], comparison]).num_tokens <= budget:
-            pieces[-1].append(comparison)
+    pieces: list[PreferenceSet] = []
+    for pair in whole.pairs:
+        longer = PreferenceSet(pairs=(*(pieces[-1].pairs if pieces else ()), pair))
+        if pieces and longer.num_tokens <= budget:
+            pieces[-1] = longer
         else:
-            pieces.append([comparison])
-    return [_subset(whole, piece) for piece in pieces]
-
-
-def _subset(whole: PreferenceSet, comparisons: Sequence[Comparison]) -> PreferenceSet:
-    indices: dict[int, int] = {}
-    renamed = [
-        dataclasses.replace(
-            one,
-            better=indices.setdefault(one.better, len(indices)),
-            worse=indices.setdefault(one.worse, len(indices)),
-        )
-        for one in comparisons
-    ]
-    completions = tuple(whole.completions[index] for index in indices)
-    return PreferenceSet(prompt_ids=whole.prompt_ids, completions=completions, comparisons=tuple(renamed))
+            pieces.append(PreferenceSet(pairs=(pair,)))
+    return pieces
 
 
 def shuffled_sets(
@@ -183,38 +138,39 @@ def shuffled_sets(
     ]
 
 
-def accumulate_gradient(
-    model: Any,
-    sets: Sequence[PreferenceSet],
-    loss_of: Callable[[Sequence[PreferenceSet], float], tuple[Tensor, Tensor, Tensor]],
-    *,
-    tokens_per_microbatch: int,
-    scale: float,
-    name: str,
-) -> tuple[float, Float[Tensor, "sides pairs"]]:
-    """Add the gradient of a minibatch's loss times ``scale``; return the loss and the scores of both sides [2, P].
+LossOfSets = Callable[[int, Sequence[PreferenceSet], float], tuple[Tensor, Tensor, Tensor]]
+"""Loss of a micro-batch, given its tokens and the weight of the minibatch: a scalar with the gradient of the loss, the
+loss, and the scores of better and worse sides [2, P]."""
 
-    Every set counts once. Ranks split the work.
 
-    Args:
-        loss_of: Returns for a micro-batch, given the weight of the minibatch: a scalar with the gradient of its loss,
-            the loss, and the scores of better and worse sides.
+def take_step(
+    steps: Stepper, model: Any, sets: Sequence[PreferenceSet], loss_of: LossOfSets, *, name: str
+) -> tuple[float, Float[Tensor, "sides pairs"], dict[str, float]]:
+    """Take one step over a minibatch, in which every set counts once. Ranks split the work.
+
+    Returns its loss, the scores of both sides before it [2, P], and the metrics of :meth:`Stepper.take`.
 
     Raises:
-        NonFiniteError: NaN or infinity in the loss; no step was taken.
+        NonFiniteError: NaN or infinity in the loss ``name`` or a gradient; the step was not taken.
+        TrainingError: One completion, or the optimizer's state, does not fit into memory.
     """
     ranks, device = ranks_of(model), device_of(model).type
-    weight = sum(one.weight for each in sets for one in each.comparisons)
-    total, sides = 0.0, list[Tensor]()
-    budget, filled = positions_on(device, tokens_per_microbatch), filled_on(device, tokens_per_microbatch)
-    for group in microbatches(sets, budget, ranks, filled=filled):
-        pull, loss, found = run_forward(model, partial(loss_of, group, weight))
-        add_gradient(pull, scale=scale, name=name, ranks=ranks)
-        total += float(loss.detach())
-        sides.append(found.detach().cpu())
-    ranks.sum_gradients(parameter for parameter in model.parameters() if parameter.requires_grad)
-    losses, parts = zip(*ranks.gather((total, torch.cat(sides, dim=1))), strict=True)
-    return sum(losses), torch.cat(parts, dim=1)
+    weight = sum(pair.weight for each in sets for pair in each.pairs)
+
+    def accumulate(tokens: int, scale: float) -> tuple[float, Tensor]:
+        total, sides = 0.0, list[Tensor]()
+        budget, filled = positions_on(device, tokens), filled_on(device, tokens)
+        for group in microbatches(sets, budget, ranks, filled=filled):
+            pull, loss, found = run_forward(model, partial(loss_of, tokens, group, weight))
+            add_gradient(pull, scale=scale, name=name, ranks=ranks)
+            total += float(loss.detach())
+            sides.append(found.detach().cpu())
+        ranks.sum_gradients(parameter for parameter in model.parameters() if parameter.requires_grad)
+        losses, parts = zip(*ranks.gather((total, torch.cat(sides, dim=1))), strict=True)
+        return sum(losses), torch.cat(parts, dim=1)
+
+    (loss, sides), metrics = steps.take(accumulate, [one for each in sets for one in each.sequences])
+    return loss, sides, metrics
 
 
 def comparison_loss(
@@ -224,14 +180,18 @@ def comparison_loss(
 
     ``scores``: of all completions of the sets; ``weight``: of the minibatch.
     """
-    comparisons = [one for each in sets for one in each.comparisons]
-    better, worse = side_indices(sets)
-    chosen, rejected = scores[better], scores[worse]
+    pairs = [pair for each in sets for pair in each.pairs]
+    indices, start = list[list[int]](), 0
+    for each in sets:
+        index = {one: start + number for number, one in enumerate(each.sequences)}
+        indices += [[index[side] for side in pair.sides] for pair in each.pairs]
+        start += len(index)
+    chosen, rejected = (scores[[both[side] for both in indices]] for side in (0, 1))
     found = bradley_terry(
         chosen,
         rejected,
-        margins=scores.new_tensor([one.margin + loss.margin for one in comparisons]),
-        probabilities=smoothed(scores.new_tensor([one.probability for one in comparisons]), loss.label_smoothing),
-        weights=scores.new_tensor([one.weight / weight for one in comparisons]),
+        margins=scores.new_tensor([pair.margin + loss.margin for pair in pairs]),
+        probabilities=smoothed(scores.new_tensor([pair.probability for pair in pairs]), loss.label_smoothing),
+        weights=scores.new_tensor([pair.weight / weight for pair in pairs]),
     )
     return found, torch.stack([chosen, rejected])

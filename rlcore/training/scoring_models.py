@@ -106,11 +106,17 @@ class ScoringModels:
         return ForwardScores(old=old, ref=ref, values=values, next_values=next_values)
 
 
+def rollout_sequences(rollouts: Sequence[Rollout]) -> list[TokenSequence]:
+    """Return the sequences to pack."""
+    return [TokenSequence(prompt_ids=each.prompt.token_ids, completion_ids=each.completion_ids) for each in rollouts]
+
+
 def token_scores(
     model: PreTrainedModel, rollouts: Sequence[Rollout], *, temperature: float, tokens_per_microbatch: int
 ) -> tuple[Float[torch.Tensor, "tokens"], Float[torch.Tensor, "tokens"]]:
     """Return log-probability and entropy of every token of the completions, concatenated, float32 [T] on the CPU."""
-    texts = [TokenSequence(prompt_ids=r.prompt.token_ids, completion_ids=r.completion_ids) for r in rollouts]
     score = partial(completion_logprobs, model, temperature=temperature)
-    logprobs, entropies = score_tokens(model, texts, score, tokens_per_microbatch=tokens_per_microbatch, count=2)
+    logprobs, entropies = score_tokens(
+        model, rollout_sequences(rollouts), score, tokens_per_microbatch=tokens_per_microbatch, count=2
+    )
     return torch.cat(logprobs), torch.cat(entropies)

@@ -12,11 +12,10 @@ from transformers import PreTrainedModel
 
 from rlcore.config import SftConfig
 from rlcore.errors import DataError
-from rlcore.hardware.sharded import device_of, full_state_dict, ranks_of, run_forward
+from rlcore.hardware.sharded import device_of, ranks_of, run_forward
 from rlcore.models.architectures import pack_for, rank_indices
-from rlcore.models.integrity import verify_saved
-from rlcore.models.loading import save_model
 from rlcore.models.policy import completion_loss, completion_states, state_scores
+from rlcore.models.runtime import save_trained
 from rlcore.progress import advance
 from rlcore.seeding import shuffled
 from rlcore.text.demonstrations import Demonstration
@@ -29,8 +28,7 @@ class SftLearner:
     """Supervised training of a model of this process, which may be one of several ranks."""
 
     def __init__(self, model: PreTrainedModel, config: SftConfig) -> None:
-        self.model, self.ranks = model, ranks_of(model)
-        self._count = 0
+        self.model, self._count = model, 0
         self._steps = Stepper(
             model,
             [(model, config.learning_rate)],
@@ -62,10 +60,7 @@ class SftLearner:
 
     def save_model(self, start: Path, folder: Path, *, like_start: bool = False) -> None:
         """Write the model as a checkpoint with the tokenizer of ``start``, its initial checkpoint."""
-        state = full_state_dict(self.model)
-        self.ranks.broadcast_object(partial(save_model, self.model, start, folder, like_start=like_start, state=state))
-        held = state if state is not None else self.model.state_dict()
-        self.ranks.broadcast_object(partial(verify_saved, held, folder))
+        save_trained(self.model, start, folder, like_start=like_start)
 
 
 def run_sft_steps(

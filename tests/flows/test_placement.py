@@ -31,7 +31,7 @@ def ranks_of() -> dict[int, int]:
     found = {}
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and "rlcore.distributed.rank_process" in (entry / "cmdline").read_text():
+            if entry.name.isdigit() and "rlcore.distributed.rank\0" in (entry / "cmdline").read_text():
                 found[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue

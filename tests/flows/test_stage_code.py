@@ -63,7 +63,7 @@ DEPENDENTS = {
     "rlcore.sampling.native": {*RL, *EVALUATIONS, "prepare_preferences"},  # everything that samples
     "rlcore.sampling.vllm.server": set(),
     "rlcore.training.sft": {"sft"},
-    "rlcore.training.reward_learner": {"reward_model"},
+    "rlcore.training.reward_model": {"reward_model"},
     # Pairs that are sampled are graded, and references are tried.
     "rlcore.rewards.math_answer": {*RL, *EVALUATIONS, "prepare_preferences", "prepare_prompts"},
     "rlcore.rewards.reward_model": {"ppo"},
@@ -191,15 +191,15 @@ def test_how_many_ranks_learn_is_in_the_key_of_what_learns_on_them_and_how_long_
 
 def test_the_code_of_ranks_is_counted_where_there_are_some() -> None:
     found = closures("tiny", "distributed.backend=processes")
-    assert {name for name, modules in found.items() if "rlcore.distributed.rank_process" in modules} == {
+    assert {name for name, modules in found.items() if "rlcore.distributed.rank" in modules} == {
         *RL,
         "sft",
         "reward_model",
     }
     assert not any("rlcore.distributed.rank_pool" in modules for modules in closures("tiny").values())
-    assert not any("rlcore.distributed.cluster.host" in modules for modules in found.values())
+    assert not any("rlcore.distributed.cluster.ray_cluster" in modules for modules in found.values())
     on_ray = closures("tiny", "distributed.backend=ray")
-    assert {name for name, modules in on_ray.items() if "rlcore.distributed.cluster.host" in modules} == {
+    assert {name for name, modules in on_ray.items() if "rlcore.distributed.cluster.ray_cluster" in modules} == {
         *RL,
         "sft",
         "reward_model",

@@ -15,6 +15,7 @@ from transformers import GenerationConfig, LlamaConfig
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.config import SftConfig
 from rlcore.models.heads import ScalarHeadModel
+from rlcore.models.lora import merged_state
 from rlcore.models.scratch import make_tokenizer
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
@@ -23,7 +24,6 @@ from rlcore.text.packing import TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
-from rlcore.training.local_learner import merged_state
 from rlcore.training.scoring_models import ScoringModels
 from rlcore.training.sft import SftLearner, run_sft_steps
 from rlcore.types import Prompt, Rollout, Score, ScoredRollout

@@ -21,7 +21,7 @@ from rlcore.algorithms.agreement import Spread
 from rlcore.checks.canaries.sync import EngineCalibration, ExpectedWeights, sample_probes, sync_canary
 from rlcore.config import EngineConfig, ModelConfig, ShapeConfig, TimeoutConfig
 from rlcore.models.importing import import_model
-from rlcore.models.lora import AdaptedModel
+from rlcore.models.lora import AdaptedModel, merged_state
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.replicas import open_servers
@@ -29,7 +29,6 @@ from rlcore.sampling.vllm.client import call
 from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.sampling.vllm.server import VllmSampler
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.training.local_learner import merged_state
 from rlcore.training.scoring_models import token_scores
 from rlcore.types import FailedRollout, Message, Prompt, Rollout
 

@@ -11,17 +11,28 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType, ModuleType
-from typing import Any
+from functools import partial
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load
 
 from rlcore.config.distributed import DistributedConfig
-from rlcore.distributed.cluster.host import Host, Role
-from rlcore.distributed.serialization import decode, decode_error, encode, is_error
+from rlcore.distributed.rank import Served, open_rank
+from rlcore.distributed.serialization import decode, decode_error, encode, encode_error, is_error
 from rlcore.errors import ConfigError, RlcoreError, ServiceError
 from rlcore.extras import install_command
+from rlcore.models.reward_ensemble import load_reward_model
+from rlcore.rewards.mix import scores_of
+from rlcore.rewards.reward_model import token_scorer
+from rlcore.rewards.table import RewardResources, build_rewards
+from rlcore.sampling.native import NativeSampler
+from rlcore.text.tokenization import ChatTokenizer
 
+Role = Literal["rank", "sampler", "scorer"]
 _WAIT_SECONDS = 10.0  # polling interval while the cluster has no room
 
 
@@ -48,14 +59,14 @@ class Pending:
 
 
 class RemoteProcess:
-    """One process of a cluster, called ``name``, which runs a :class:`~rlcore.distributed.cluster.host.Host`."""
+    """One process of a cluster, called ``name``, which answers requests as bytes."""
 
     def __init__(self, cluster: Cluster, actor: Any, name: str, lost: type[RlcoreError]) -> None:
         self.name = name
         self._cluster, self._actor, self._lost = cluster, actor, lost
 
     def begin(self, method: str, *arguments: Any) -> Pending:
-        """Call a method of the host without waiting."""
+        """Call a method of the actor without waiting."""
         return Pending(self._cluster.ray, getattr(self._actor, method).remote(*arguments))
 
     def ask(self, method: str, *arguments: Any, weights: RemoteBytes | None = None, **settings: Any) -> dict[str, Any]:
@@ -242,7 +253,44 @@ def _short(error: Exception) -> str:
     return " ".join(causes)[:300]
 
 
-class _Actor(Host):
+class _Host:
+    """An actor of the cluster: one rank, one sampler or one scorer, which answers requests as bytes.
+
+    With a setup it opens on creation, also if Ray recreates it after it died. If opening fails, later requests get the
+    error.
+    """
+
+    def __init__(self, role: Role, setup: bytes = b"") -> None:
+        self._role, self._stack = role, ExitStack()
+        self._served: Served | None = None
+        self._error: dict[str, Any] = {"crash": "it has no setup"}
+        if setup:
+            self.begin(setup)
+
+    def begin(self, setup: bytes) -> bytes:
+        """Open the object of the setup, and return its facts or the error."""
+        try:
+            self._served = self._stack.enter_context(_OPEN[self._role](decode(setup)))
+            return encode(self._served.facts)
+        except Exception as error:  # noqa: BLE001 - sent to the caller
+            self._error = encode_error(error)
+            return encode(self._error)
+
+    def ask(self, request: bytes, weights: bytes | None = None) -> bytes:
+        """Answer a request (method, arguments, settings); ``weights``: a safetensors file, its first argument."""
+        if self._served is None:
+            return encode(self._error)
+        method, arguments, settings = decode(request)
+        if weights is not None:
+            arguments = (load(weights), *arguments)
+        return encode(self._served.answer(method, arguments, settings))
+
+    def take(self) -> bytes:
+        """Return the exported bytes and drop them."""
+        assert self._served is not None
+        found, self._served.exported = self._served.exported, b""
+        return found
+
     def address(self) -> str:
         """Return an address and a free port of this machine, as seen from the cluster."""
         import ray
@@ -252,19 +300,60 @@ class _Actor(Host):
             return f"{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
 
 
-class Rank(_Actor):
+class Rank(_Host):
     """A rank, named ``ray::Rank`` in Ray's and in the machine's process lists."""
 
 
-class Sampler(_Actor):
+class Sampler(_Host):
     """A sampler, named ``ray::Sampler``."""
 
 
-class Scorer(_Actor):
+class Scorer(_Host):
     """A scorer, named ``ray::Scorer``."""
 
 
-_ACTORS: Mapping[Role, type[_Actor]] = MappingProxyType({"rank": Rank, "sampler": Sampler, "scorer": Scorer})
+_ACTORS: Mapping[Role, type[_Host]] = {"rank": Rank, "sampler": Sampler, "scorer": Scorer}
+
+
+@contextmanager
+def _open_sampler(setup: Mapping[str, Any]) -> Iterator[Served]:
+    """Open an engine that serves one version of the weights, and computes nothing for requests of another version.
+
+    An answer has the engine's version, and the result None if the request is for another one. An engine that replaced
+    a dead one serves the first weights again.
+    """
+    torch.set_num_threads(setup["threads"])
+    model = setup["runtime"].load_frozen(setup["model"])
+    engine = NativeSampler(model, ChatTokenizer.load(setup["model"]), max_concurrent=setup["max_concurrent"])
+
+    def if_current(method: Callable[..., Any], *arguments: Any, policy_version: int, **settings: Any) -> Any:
+        return method(*arguments, **settings) if policy_version == engine.policy_version else None
+
+    asked = (engine.sample, engine.logprobs, engine.differing_parts)
+    methods: dict[str, Callable[..., Any]] = {each.__name__: partial(if_current, each) for each in asked}
+    methods |= {"load": engine.load_weights, "describe": lambda policy_version: None}
+    yield Served(methods, state=lambda: {"policy_version": engine.policy_version})
+
+
+@contextmanager
+def _open_scorer(setup: Mapping[str, Any]) -> Iterator[Served]:
+    """Open the reward of a run, which scores rollouts by a term, given by its number."""
+    torch.set_num_threads(setup["threads"])
+    runtime = setup["runtime"]
+    scorers = {
+        name: token_scorer(load_reward_model(runtime.load_frozen(folder), folder), setup["tokens_per_microbatch"])
+        for name, folder in setup["models"].items()
+    }
+    resources = RewardResources(score_tokens=scorers, prefill=setup["prefill"])
+    with build_rewards(setup["terms"], resources=resources) as reward:
+        yield Served({"score": lambda number, rollouts: scores_of(reward.terms[number].reward, rollouts)})
+
+
+_OPEN: Mapping[Role, Callable[[Mapping[str, Any]], AbstractContextManager[Served]]] = {
+    "rank": open_rank,
+    "sampler": _open_sampler,
+    "scorer": _open_scorer,
+}
 
 
 @contextmanager

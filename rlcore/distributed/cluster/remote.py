@@ -72,7 +72,7 @@ class RemoteRanks:
             "store": f"tcp://{address}",
             "folder": None,
             "threads": self._cluster.config.ray.cpus,
-            "device": str(self._device),
+            "device": self._device,
         }
         self._pending = [
             process.begin("begin", encode({**setup, **local}))
@@ -161,8 +161,7 @@ def open_samplers(cluster: Cluster, model: Path, runtime: Runtime, *, max_concur
     count = cluster.config.ray.num_rollout_workers
     setup = {
         "model": model,
-        "device": runtime.device.type,
-        "dtype": str(runtime.compute_dtype).removeprefix("torch."),
+        "runtime": replace(runtime, device=torch.device(runtime.device.type)),
         "threads": cluster.config.ray.cpus,
         "max_concurrent": -(-max_concurrent // count),
     }
@@ -173,19 +172,12 @@ def open_samplers(cluster: Cluster, model: Path, runtime: Runtime, *, max_concur
         )
         for number in range(count)
     ]
-    return ReplicatedSampler(samplers, _WeightSender(samplers)) if count > 1 else samplers[0]
 
+    def load(state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
+        with ThreadPoolExecutor(count) as threads:
+            list(threads.map(lambda each: each.load_weights(state, policy_version=policy_version), samplers))
 
-class _WeightSender:
-    def __init__(self, samplers: Sequence[RemoteSampler]) -> None:
-        self._samplers = samplers
-
-    def __call__(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        def load(sampler: RemoteSampler) -> None:
-            sampler.load_weights(state, policy_version=policy_version)
-
-        with ThreadPoolExecutor(len(self._samplers)) as threads:
-            list(threads.map(load, self._samplers))
+    return ReplicatedSampler(samplers, load) if count > 1 else samplers[0]
 
 
 _NUM_CHUNKS = 4  # chunks of rollouts per worker, which balance the load
@@ -248,8 +240,7 @@ def open_scorers(
     setup = {
         "terms": tuple(terms),
         "models": models,
-        "device": "cuda" if has_gpu else "cpu",
-        "dtype": str(runtime.compute_dtype).removeprefix("torch."),
+        "runtime": replace(runtime, device=torch.device("cuda" if has_gpu else "cpu")),
         "threads": cluster.config.ray.cpus,
         "tokens_per_microbatch": tokens_per_microbatch,
         "prefill": prefill,

@@ -16,7 +16,7 @@ from rlcore.hardware.sharded import device_of, run_forward
 from rlcore.models.architectures import logit_scale, pack_for
 from rlcore.models.policy import completion_states
 from rlcore.text.packing import PackedBatch
-from rlcore.training.experience import token_sequences
+from rlcore.training.scoring_models import rollout_sequences
 from rlcore.types import Rollout
 
 POWERS = (0.5, 0.7, 0.85, 0.92, 1.08, 1.2, 1.4, 2.0)
@@ -82,7 +82,7 @@ def rollout_features(
         before, targets = [ids[:position] for position in positions], [ids[position] for position in positions]
         found[number] = features_of(logprobs[list(positions)], targets, eos_ids, before=before, prompt_ids=prompt_ids)
 
-    sequences = token_sequences([rollout for rollout, _ in sampled])
+    sequences = rollout_sequences([rollout for rollout, _ in sampled])
     for packed in pack_for(policy, sequences, tokens_per_microbatch=budget) if sequences else ():
         run_forward(policy, partial(_each_distribution, policy, packed, scale, add))
     return tuple(found[number] for number in range(len(sampled)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -56,28 +57,22 @@ def plain_values(critic: ScalarHeadModel, sequence: TokenSequence, positions: Se
 
     The position after the last token has the value beyond the end.
     """
-    backbone: Any = critic.backbone
-    tokens = torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]], device=device_of(backbone))
-    rows = [len(sequence.prompt_ids) - 1 + position for position in positions]
-
-    def forward() -> Tensor:
-        with autocast(backbone):
-            states = backbone.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, rows]
-        return critic.state_values(states)
-
-    return run_forward(critic, forward)
+    return run_forward(critic, partial(_values, critic, sequence, positions))
 
 
 @torch.no_grad()
 def plain_scores(model: ScalarHeadModel, sequence: TokenSequence) -> float:
     """Return a reward model's score of one completion, read at the last token."""
+    return float(_values(model, sequence, [len(sequence.completion_ids)]))
+
+
+def _values(model: ScalarHeadModel, sequence: TokenSequence, positions: Sequence[int]) -> Tensor:
     backbone: Any = model.backbone
-    if isinstance(backbone, AdaptedModel):
-        activate(backbone.base, backbone.name)
     tokens = torch.tensor([[*sequence.prompt_ids, *sequence.completion_ids]], device=device_of(backbone))
+    rows = [len(sequence.prompt_ids) - 1 + position for position in positions]
     with autocast(backbone):
-        states = backbone.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, -1:]
-    return float(model.state_values(states))
+        states = backbone.base_model(input_ids=tokens, use_cache=False).last_hidden_state[0, rows]
+    return model.state_values(states)
 
 
 @contextmanager

@@ -28,11 +28,10 @@ from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
 from rlcore.tasks.store.storage import write_json, write_table
 from rlcore.text.packing import TokenSequence
 from rlcore.training import reward_calibration as quality
+from rlcore.training import reward_model as rm
 from rlcore.training.audit.supervised_data import label_noise, require_gold_pairs, require_labels
 from rlcore.training.label_audit import SuspectLabel, folds_of
 from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
-from rlcore.training.reward_fit import fit_reward_model, measure_scales
-from rlcore.training.reward_learner import RewardLearner, reward_backbone, reward_members
 
 TABLES = ("reliability.json", "label_audit.parquet")
 NUM_PROBES = 4  # completions that a slow path scores again
@@ -50,12 +49,12 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     report = step_reporter(context, history, "rm", num_steps=_num_steps(config, data.train))
     with open_runtime(context.config.hardware, seed=context.seed) as runtime:
         with _learner(context, checkpoint, runtime) as learner:
-            fitted = fit_reward_model(learner, data.train, config, seed=context.seed, report=report)
+            fitted = rm.fit_reward_model(learner, data.train, config, seed=context.seed, report=report)
             noise = label_noise([suspect.margin for suspect in fitted.suspects])
             if fitted.suspects:
                 context.log(str(noise))
             require_labels(noise, config.max_label_noise)
-            members = measure_scales(fitted, data.train, length_debias=config.loss.length_debias, seed=context.seed)
+            members = rm.measure_scales(fitted, data.train, length_debias=config.loss.length_debias, seed=context.seed)
             held_out = _score_pairs(learner, data.held_out, members)
             known = _score_pairs(learner, gold_pairs, members) if gold_pairs else None
             learner.probe(held_out.sequences[:NUM_PROBES])
@@ -84,11 +83,11 @@ def run_reward_model(context: StageContext, *, start: str) -> StageResult:
     return StageResult(metrics=metrics | {"memory/peak_gib": memory})
 
 
-def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> AbstractContextManager[RewardLearner]:
-    def here() -> RewardLearner:
+def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> AbstractContextManager[rm.RewardLearner]:
+    def here() -> rm.RewardLearner:
         config, seed = context.config.stage.settings, context.seed
-        backbone = reward_backbone(checkpoint, config.backbone, runtime, seed=seed)
-        return RewardLearner(reward_members(backbone, config, seed=seed), config)
+        backbone = rm.reward_backbone(checkpoint, config.backbone, runtime, seed=seed)
+        return rm.RewardLearner(rm.reward_members(backbone, config, seed=seed), config)
 
     return open_supervised(context, checkpoint, runtime, here=here)
 
@@ -99,7 +98,7 @@ def _num_steps(config: RewardModelConfig, pairs: list[TokenPair]) -> int:
     return config.ensemble * steps * (1 if config.backbone.trainable_layers == 0 else config.num_epochs)
 
 
-def _score_pairs(learner: RewardLearner, pairs: list[TokenPair], members: tuple[RewardScale, ...]) -> HeldOut:
+def _score_pairs(learner: rm.RewardLearner, pairs: list[TokenPair], members: tuple[RewardScale, ...]) -> HeldOut:
     sequences: list[TokenSequence] = different_sequences(pairs)
     raw = learner.scores(sequences)
     lengths = lengths_of([sequence.completion_ids for sequence in sequences])

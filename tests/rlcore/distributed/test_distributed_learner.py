@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 from rlcore.config import (
     AgentConfig,
@@ -31,7 +32,7 @@ from rlcore.config import (
     SftConfig,
     TimeoutConfig,
 )
-from rlcore.distributed import local_ranks, rank
+from rlcore.distributed import local_ranks, rank, rank_pool
 from rlcore.distributed.build import LearnerPlan
 from rlcore.distributed.build_supervised import SupervisedPlan
 from rlcore.distributed.distributed_learner import DistributedLearner
@@ -122,7 +123,7 @@ def test_ranks_save_one_model(make_components: MakeComponents, opened: Any, star
     components.learner.update(SAMPLES, seed=0)
     for name, each in (("ranks", learner), ("one", components.learner)):
         each.save_model(start, tmp_path / name)
-    ours, theirs = (dict(stored(tmp_path / name)) for name in ("one", "ranks"))
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "ranks"))
     assert ours.keys() == theirs.keys()
     for name in ours:
         torch.testing.assert_close(theirs[name], ours[name], rtol=1e-4, atol=1e-5)
@@ -131,12 +132,6 @@ def test_ranks_save_one_model(make_components: MakeComponents, opened: Any, star
     assert all(torch.equal(weights[name], theirs[name]) for name in theirs)
     with pytest.raises(StorageError, match="exists already"):  # raised on the first rank, told here
         learner.save_model(start, tmp_path / "ranks")
-
-
-def stored(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
-    from rlcore.sampling.vllm.weights import stored_tensors
-
-    yield from stored_tensors(folder / "model.safetensors")
 
 
 def test_error_of_ranks_is_raised(opened: Any, tmp_path: Path) -> None:
@@ -150,9 +145,9 @@ def test_error_of_ranks_is_raised(opened: Any, tmp_path: Path) -> None:
 
 def test_silent_rank_times_out(opened: Any) -> None:
     learner = opened()
-    learner.ranks._seconds = 3.0  # from now on: they had as long as they needed to start
+    learner.ranks._seconds = 0.6  # from now on: they had as long as they needed to start
     os.kill(learner.ranks.transport.processes[0].pid, signal.SIGSTOP)
-    with pytest.raises(LearnerLostError, match=r"rank 0 timed out after 0\.05 minutes|rank 1 failed"):
+    with pytest.raises(LearnerLostError, match=r"rank 0 timed out after 0\.01 minutes|rank 1 failed"):
         learner.update(SAMPLES, seed=0)
     with pytest.raises(LearnerLostError, match="no rank is running"):  # never the first weights without a word
         learner.observe_kl(0.1, 3)
@@ -177,6 +172,7 @@ def test_rank_out_of_memory_restarts_smaller(opened: Any, monkeypatch: pytest.Mo
         return update(learner, samples, seed=seed, measure_memory=measure_memory)
 
     update = rank.LocalLearner.update
+    monkeypatch.setattr(rank_pool, "_GRACE_SECONDS", 0.5)  # rank 0 waits for rank 1
     monkeypatch.setattr(rank.LocalLearner, "update", short_of_memory)
     learner = opened()
     with pytest.raises(LearnerLostError, match=r"rank 1 ran out of memory \(CUDA out of memory\)"):
@@ -256,6 +252,11 @@ def test_samples_and_scores_round_trip() -> None:
             one, other = getattr(ours, field.name), getattr(theirs, field.name)
             assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
     assert all(torch.equal(one, other) for one, other in zip(values, passes.old, strict=True))
+
+
+def test_devices_and_precisions_round_trip() -> None:
+    runtime = Runtime(device=torch.device("cuda", 1), compute_dtype=torch.bfloat16, gradient_checkpointing=True)
+    assert decode(encode((runtime, DistributedConfig()))) == (runtime, DistributedConfig())
 
 
 def test_other_types_are_refused() -> None:

@@ -35,9 +35,9 @@ from rlcore.models.runtime import Runtime
 from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence
 from rlcore.training.dpo import DpoLearner, dpo_policy, run_dpo_steps
+from rlcore.training.optim import parameters_of
 from rlcore.training.preferences import TokenPair, different_sequences, preference_sets
-from rlcore.training.reward_fit import fit_reward_model
-from rlcore.training.reward_learner import RewardLearner, reward_backbone, reward_members
+from rlcore.training.reward_model import RewardLearner, fit_reward_model, reward_backbone, reward_members
 from rlcore.training.sft import SftLearner, run_sft_steps
 from tests import strategies
 from tests.ranks import Forks, on_ranks
@@ -125,6 +125,15 @@ def open_group(start: Path, config: SftConfig | DpoConfig | RewardModelConfig) -
     return DistributedSupervised(plan, placement, RUNTIME, RankPool(forks, 300.0)), forks
 
 
+def assert_saved_alike(folder: Path) -> None:
+    """The models ``one`` and ``ranks`` have the same files, and weights that differ by rounding."""
+    names = [sorted(path.name for path in (folder / name).iterdir()) for name in ("ranks", "one")]
+    assert names[0] == names[1]
+    ours, theirs = (load_policy(folder / name, device=CPU, dtype=torch.float32) for name in ("one", "ranks"))
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(other, mine, rtol=1e-3, atol=1e-4)
+
+
 def test_what_ranks_were_taught_is_saved_as_one_model(start: Path, tmp_path: Path) -> None:
     train, losses, gaps = demonstrations(9), dict[str, list[float]](), list[float]()
     group, _ = open_group(start, CONFIG)
@@ -139,9 +148,7 @@ def test_what_ranks_were_taught_is_saved_as_one_model(start: Path, tmp_path: Pat
             gaps.append(learner.shuffle_gap(train, seed=0).gap)
     assert gaps[0] == pytest.approx(gaps[1], rel=1e-2, abs=1e-3)
     assert losses["ranks"] == pytest.approx(losses["one"], rel=1e-4)
-    ours, theirs = (load_policy(tmp_path / name, device=CPU, dtype=torch.float32) for name in ("one", "ranks"))
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(other, mine, rtol=1e-3, atol=1e-4)
+    assert_saved_alike(tmp_path)
 
 
 def test_a_lost_rank_ends_it_and_is_named(start: Path) -> None:
@@ -150,6 +157,7 @@ def test_a_lost_rank_ends_it_and_is_named(start: Path) -> None:
         os.kill(forks.processes[1].pid, signal.SIGKILL)
         with pytest.raises(LearnerLostError, match="rank 1 was ended by SIGKILL"):
             group.step(demonstrations(3))
+        assert not hasattr(group, "rewards")  # a method of DPO
 
 
 def preferences(count: int) -> list[TokenPair]:
@@ -288,16 +296,13 @@ def preferred(
     def work(ranks: Ranks) -> tuple[torch.Tensor, list[Any], torch.Tensor, torch.Tensor]:
         with strategies.double_precision() if dtype == torch.float64 else nullcontext():
             gradients, learner, reports = list[torch.Tensor](), make(ranks), list[Any]()
-            sets = preference_sets(pairs)
             learner.begin(different_sequences(pairs), num_steps=2)
-
-            def remember(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-                parameters = [each for group in optimizer.param_groups for each in group["params"]]
-                gradients.append(flat(each.grad for each in parameters))
-
-            hook = learner._steps.optimizer.register_step_pre_hook(remember)
+            steps = learner._steps.optimizer
+            hook = steps.register_step_pre_hook(
+                lambda *_: gradients.append(flat(each.grad for each in parameters_of(steps)))
+            )
             for _ in range(2):  # the second is away from the reference
-                learner.step(sets)
+                learner.step(preference_sets(pairs))
             hook.remove()
             learner = make(ranks)
             margins = run_dpo_steps(
@@ -359,8 +364,4 @@ def test_a_policy_of_ranks_that_learned_preferences_is_saved_as_one_process_save
             margins.append(run_dpo_steps(learner, pairs, pairs, config, seed=0, report=lambda *_: None))
             learner.save_model(start, tmp_path / name)
     torch.testing.assert_close(margins[0], margins[1], rtol=1e-3, atol=1e-4)
-    names = [sorted(path.name for path in (tmp_path / name).iterdir()) for name in ("ranks", "one")]
-    assert names[0] == names[1]
-    ours, theirs = (load_policy(tmp_path / name, device=CPU, dtype=torch.float32) for name in ("one", "ranks"))
-    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(other, mine, rtol=1e-3, atol=1e-4)
+    assert_saved_alike(tmp_path)

@@ -13,12 +13,10 @@ from rlcore.config import CriticConfig, KlConfig, LoraConfig, OptimConfig
 from rlcore.errors import ConfigError, NonFiniteError
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.lora import AdaptedModel, add_lora
-from rlcore.training.experience import build_experience
 from rlcore.training.learner import Learner
-from rlcore.training.scoring_models import ScoringModels
 from rlcore.types import TrainingSample
 from tests import strategies
-from tests.learners import assert_same, shared_learner, update_config, weights_of
+from tests.learners import assert_same, experience_of, shared_learner, silenced, update_config, weights_of
 
 ADAPTER = LoraConfig(rank=3)
 
@@ -68,25 +66,14 @@ def separate_gradients(samples: list[TrainingSample]) -> tuple[torch.Tensor, tor
     return policy, backbone, head
 
 
-def test_the_gradient_of_a_shared_backbone_is_that_of_both_losses_with_the_coefficient() -> None:
-    samples = strategies.random_samples(1)
+@pytest.mark.parametrize("settings", [{}, {"coefficient": 2.0}, {"detach": True}])
+def test_the_gradient_of_a_shared_backbone_is_that_of_both_losses(settings: dict[str, Any]) -> None:
+    samples, config = strategies.random_samples(1), CriticConfig(architecture="shared", **settings)
     policy, backbone, head = separate_gradients(samples)
-    for coefficient in (0.5, 2.0):
-        learner = shared_learner(critic=CriticConfig(architecture="shared", coefficient=coefficient))
-        ours, ours_of_head = step_gradients(learner, samples)
-        assert_same(ours, policy + coefficient * backbone, 1e-9)
-        assert_same(ours_of_head, coefficient * head, 1e-9)
-    assert CriticConfig().coefficient == 0.5
-
-
-def test_a_detached_head_leaves_the_backbone_to_the_policy() -> None:
-    samples = strategies.random_samples(1)
-    policy, _, head = separate_gradients(samples)
-    ours, ours_of_head = step_gradients(
-        shared_learner(critic=CriticConfig(architecture="shared", detach=True)), samples
-    )
-    assert_same(ours, policy, 1e-9)
-    assert_same(ours_of_head, 0.5 * head, 1e-9)
+    ours, ours_of_head = step_gradients(shared_learner(critic=config), samples)
+    coefficient = settings.get("coefficient", 0.5)
+    assert_same(ours, policy if config.detach else policy + coefficient * backbone, 1e-9)
+    assert_same(ours_of_head, coefficient * head, 1e-9)
 
 
 def count_passes(model: torch.nn.Module) -> list[int]:
@@ -103,14 +90,11 @@ def test_experience_too_takes_one_pass_and_has_the_values_of_two() -> None:
     own = ScalarHeadModel(strategies.tiny_llama(), learner.critic.head)
     built = []
     for critic in (learner.critic, own):
-        judges = ScoringModels(
-            policy=learner.policy, reference=None, critic=critic, temperature=0.8, tokens_per_microbatch=1000
-        )
         passes = count_passes(learner.policy.base_model)
-        settings: dict[str, Any] = {"kl": KlConfig(), "kl_coefficient": 0.0, "truncated": "score"}
-        built.append(build_experience(groups, ALGORITHMS["ppo"], judges, need_old_logprobs=True, **settings).samples)
+        models = (learner.policy, None, critic)
+        built.append(experience_of(groups, ALGORITHMS["ppo"], *models, temperature=0.8, tokens_per_microbatch=1000))
         assert len(passes) == 1
-    for shared, separate in zip(*built, strict=True):
+    for shared, separate in zip(*(each.samples for each in built), strict=True):
         assert torch.equal(shared.old_logprobs, separate.old_logprobs)
         assert torch.equal(shared.values, separate.values)
         assert bool(shared.values.any())
@@ -135,9 +119,8 @@ def test_without_any_signal_a_detached_head_learns_and_no_momentum_moves_the_pol
     assert learner.critic is not None
     samples = strategies.random_samples(0)
     assert learner.update(samples, seed=0).moved
-    silent = [dataclasses.replace(sample, advantages=torch.zeros_like(sample.advantages)) for sample in samples]
     policy, head = weights_of(learner.policy), weights_of(learner.critic.head)
-    assert not learner.update(silent, seed=1).moved
+    assert not learner.update(silenced(samples), seed=1).moved
     assert torch.equal(weights_of(learner.policy), policy)
     assert not torch.equal(weights_of(learner.critic.head), head)
 
@@ -190,20 +173,13 @@ def test_the_values_of_an_adapted_critic_do_not_depend_on_the_policys_adapter() 
         learner.update(samples, seed=seed)
     assert learner.critic is not None
     groups = strategies.random_groups(learner.policy, 0)
-    judges = ScoringModels(
-        policy=learner.policy,
-        reference=AdaptedModel(learner.policy.base, ""),
-        critic=learner.critic,
-        temperature=1.0,
-        tokens_per_microbatch=1000,
-    )
-    kl = KlConfig(coefficient=0.1, apply_to="reward")
-    settings: dict[str, Any] = {"kl": kl, "kl_coefficient": 0.1, "truncated": "score", "need_old_logprobs": True}
-    before = build_experience(groups, ALGORITHMS["ppo"], judges, **settings).samples
+    models = (learner.policy, AdaptedModel(learner.policy.base, ""), learner.critic)
+    settings = {"kl": KlConfig(coefficient=0.1, apply_to="reward"), "kl_coefficient": 0.1}
+    before = experience_of(groups, ALGORITHMS["ppo"], *models, **settings).samples
     with torch.no_grad():
         for parameter in learner.policy.parameters():
             parameter.zero_()
-    after = build_experience(groups, ALGORITHMS["ppo"], judges, **settings).samples
+    after = experience_of(groups, ALGORITHMS["ppo"], *models, **settings).samples
     for old, new in zip(before, after, strict=True):
         assert torch.equal(old.values, new.values)
         assert bool(old.values.any())

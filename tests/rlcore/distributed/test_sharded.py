@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -108,12 +109,22 @@ PLANS = {
 }
 
 
+@pytest.fixture(scope="module")
+def of_split_layers(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, torch.Tensor]]]:
+    """The gradients of every plan on two ranks that split its layers."""
+
+    def work(ranks: Ranks) -> dict[str, dict[str, torch.Tensor]]:
+        return {name: gradients(config, ranks) for name, config in PLANS.items()}
+
+    return on_ranks(2, work, tmp_path_factory.mktemp("plans"), width=2)
+
+
 @pytest.mark.parametrize("name", PLANS)
-def test_every_plan_of_dense_layers_gives_the_gradients_of_the_whole_model(name: str, tmp_path: Path) -> None:
+def test_every_plan_of_dense_layers_gives_the_gradients_of_the_whole_model(name: str, of_split_layers: Any) -> None:
     expected = gradients(PLANS[name])
     bound = 1e-5 if "windows" in name else 1e-9  # Gemma's norms compute in float32, whatever the weights are
     assert min(each.abs().max() for each in expected.values()) > 1e-3
-    for found in on_ranks(2, lambda ranks: gradients(PLANS[name], ranks), tmp_path, width=2):
+    for found in (plans[name] for plans in of_split_layers):
         assert found.keys() == expected.keys()
         for key, each in expected.items():
             torch.testing.assert_close(found[key], each, rtol=bound, atol=bound)

@@ -13,7 +13,6 @@ import torch
 
 from rlcore.config import (
     BackboneConfig,
-    CriticConfig,
     KlConfig,
     LoraConfig,
     OptimConfig,
@@ -50,12 +49,9 @@ def make_learner(kind: str, *, tokens: int) -> Learner:
         "update": UpdateConfig(num_epochs=2, tokens_per_microbatch=tokens, entropy_coefficient=0.01),
         "kl": KlConfig(coefficient=0.1),
     }
-    if placement != "shared":
-        return learners.make_learner(name, dtype=torch.float32, **settings)
-    policy = strategies.tiny_llama()
-    critic = ScalarHeadModel.with_random_head(policy, torch.Generator().manual_seed(2))
-    config = strategies.rl_config(name, critic=CriticConfig(architecture="shared"), **settings)
-    return Learner(policy, critic, algorithm=learners.ALGORITHMS[name], config=config)
+    if placement == "shared":
+        return learners.shared_learner(dtype=torch.float32, **settings)
+    return learners.make_learner(name, dtype=torch.float32, **settings)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ from rlcore.config import LoraConfig
 from rlcore.errors import ModelError
 from rlcore.models.heads import ScalarHeadModel
 from rlcore.models.loading import load_policy
-from rlcore.models.lora import AdaptedModel, MergedState, add_lora, is_adapter_of, load_adapter
+from rlcore.models.lora import AdaptedModel, MergedState, add_lora, is_adapter_of, load_adapter, merged_state
 from rlcore.models.policy import completion_logprobs, score_sequences
 from rlcore.text.packing import pack
-from rlcore.training.local_learner import merged_state
 from tests import strategies
 
 CONFIG = LoraConfig(rank=4, alpha=8)

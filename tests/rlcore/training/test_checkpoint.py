@@ -18,7 +18,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.algorithms.kl import KlController
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.checks.health import check_health
 from rlcore.config import (
@@ -379,13 +378,8 @@ def test_changed_file_is_refused(content: str, tmp_path: Path) -> None:
 def test_lines_wait_for_full_disk(tmp_path: Path) -> None:
     file = written(tmp_path / "lines", "a")
     file.add("b" * 2000)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
-        with pytest.raises(StorageError, match="could not be written"):
-            file.seal()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with files_of_at_most(1000), pytest.raises(StorageError, match="could not be written"):
+        file.seal()
     file.seal()
     assert (tmp_path / "lines").read_text() == "a\n" + "b" * 2000 + "\n"
 
@@ -463,45 +457,15 @@ def test_resumed_run_equals_uninterrupted_run(name: str, stopped: Any) -> None:
     assert outcome_of(learner, train_iterations(learner, 3, 4)) == uninterrupted
 
 
-def run_of(learner: Learner) -> str:
-    """The run's name, of the runs with a critic."""
-    if learner.config.update.optim.kind == "adamw_8bit":
-        return "ppo 8bit"
-    return f"ppo {learner.config.critic.architecture}".removesuffix(" separate")
-
-
-def forget_policy(learner: Learner) -> None:
-    learner.policy.load_state_dict(stateful_learner(run_of(learner)).policy.state_dict())
-
-
-def forget_critic(learner: Learner) -> None:
-    fresh = stateful_learner(run_of(learner)).value_module
-    assert learner.value_module is not None
-    assert fresh is not None
-    learner.value_module.load_state_dict(fresh.state_dict())
-
-
-def forget_beta(learner: Learner) -> None:
-    kl = learner.config.kl
-    learner.kl = KlController(coefficient=kl.coefficient, target=kl.target, horizon=kl.horizon)
-
-
-def forget_penalty(learner: Learner) -> None:
-    learner.penalty = learner.algorithm.penalty
-
-
-def forget_version(learner: Learner) -> None:
-    learner.policy_version = 0
-
-
-FORGETTERS: dict[str, Callable[[Learner], None]] = {
-    "policy": forget_policy,
-    "critic": forget_critic,
-    "optimizer": lambda learner: learner.optimizer.state.clear(),
-    "critic optimizer": lambda learner: learner.critic_optimizer.state.clear(),
-    "KL coefficient": forget_beta,
-    "penalty": forget_penalty,
-    "policy version": forget_version,
+# Each sets an item of a learner back to what it is in a fresh one.
+FORGETTERS: dict[str, Callable[[Any, Any], object]] = {
+    "policy": lambda learner, fresh: learner.policy.load_state_dict(fresh.policy.state_dict()),
+    "critic": lambda learner, fresh: learner.value_module.load_state_dict(fresh.value_module.state_dict()),
+    "optimizer": lambda learner, _: learner.optimizer.state.clear(),
+    "critic optimizer": lambda learner, _: learner.critic_optimizer.state.clear(),
+    "KL coefficient": lambda learner, fresh: setattr(learner, "kl", fresh.kl),
+    "penalty": lambda learner, fresh: setattr(learner, "penalty", fresh.penalty),
+    "policy version": lambda learner, fresh: setattr(learner, "policy_version", fresh.policy_version),
 }
 
 
@@ -519,7 +483,7 @@ def test_every_restored_item_matters(name: str, item: str, stopped: Any) -> None
     root, uninterrupted = stopped[name]
     learner = stateful_learner(name)
     load_newest(root, learner, identity=IDENTITY)
-    FORGETTERS[item](learner)
+    FORGETTERS[item](learner, stateful_learner(name))
     assert outcome_of(learner, train_iterations(learner, 3, 4)) != uninterrupted
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import re
@@ -162,7 +161,7 @@ TWO_TURNS = {"completion_ids": (3, 4, 5, 6, 2), "loss_mask": (True, True, False,
 
 def with_turns(value: float, *turn_rewards: float, **fields: Any) -> ScoredRollout:
     item = strategies.scored_rollout(value, **(TWO_TURNS | fields))
-    return dataclasses.replace(item, score=dataclasses.replace(item.score, turn_rewards=turn_rewards))
+    return replace(item, score=replace(item.score, turn_rewards=turn_rewards))
 
 
 def test_turn_rewards_come_at_last_token_of_turn() -> None:
@@ -262,10 +261,6 @@ def test_truncated_completion_bootstraps_value() -> None:
     assert gain == pytest.approx([0.95 * next_value, next_value], abs=1e-5)
 
 
-def build_episodes(groups: Sequence[Sequence[ScoredRollout]], algorithm: str = "grpo", **changes: Any) -> Experience:
-    return experience_of(groups, ALGORITHMS[algorithm], strategies.tiny_llama(), **changes)
-
-
 def four_branches() -> list[ScoredRollout]:
     """Rewards 1, 0, 0, 0, where the first episode has four samples of 3, 2, 1 and 2 tokens."""
     branches = [
@@ -277,7 +272,7 @@ def four_branches() -> list[ScoredRollout]:
 
 def test_samples_of_episode_share_advantage() -> None:
     # Mean 1/4, population std sqrt(1/4 - 1/16) = 0.4330: 0.75 / 0.4330 = 1.7320 and -0.25 / 0.4330 = -0.5773.
-    samples = build_episodes([four_branches()]).samples
+    samples = build([four_branches()]).samples
     assert [sample.episode for sample in samples] == [0, 0, 0, 0, 1, 2, 3]
     assert [sample.group for sample in samples] == [0] * 7
     assert all(len(set(sample.advantages.tolist())) == 1 for sample in samples)
@@ -286,9 +281,7 @@ def test_samples_of_episode_share_advantage() -> None:
 
 
 def test_metrics_count_episodes() -> None:
-    metrics = build_episodes(
-        [four_branches(), [strategies.scored_rollout(0.5), strategies.scored_rollout(0.5)]]
-    ).metrics
+    metrics = build([four_branches(), [strategies.scored_rollout(0.5), strategies.scored_rollout(0.5)]]).metrics
     assert metrics["reward/mean"] == pytest.approx((1.0 + 0.5 + 0.5) / 6)
     assert metrics["groups/zero_signal"] == 0.5
     assert metrics["completion/length"] == pytest.approx((8 + 3 * 2 + 2 * 3) / 6)
@@ -299,8 +292,8 @@ def test_kl_of_episode_is_sum_over_samples() -> None:
     other = strategies.scored_rollout(0.0, completion_ids=(7, 2))
     known = {"reference": strategies.tiny_llama(seed=9), "kl": IN_REWARD, "kl_coefficient": 0.3}
     unsplit, split = (
-        build_episodes([[whole, other]], **known),
-        build_episodes([[split_at(whole, 1, 3), other]], **known),
+        build([[whole, other]], **known),
+        build([[split_at(whole, 1, 3), other]], **known),
     )
     assert split.mean_kl == pytest.approx(unsplit.mean_kl, rel=1e-5)
     assert split.metrics["kl/ref"] == pytest.approx(unsplit.metrics["kl/ref"], rel=1e-5)
@@ -318,19 +311,11 @@ def split_at(item: ScoredRollout, *cuts: int) -> ScoredRollout:
     pieces = []
     for begin, end in itertools.pairwise(ends):
         mask = tuple(own and place >= begin for place, own in enumerate(rollout.loss_mask[:end]))
-        pieces.append(
-            dataclasses.replace(
-                item,
-                rollout=dataclasses.replace(
-                    rollout,
-                    completion_ids=rollout.completion_ids[:end],
-                    loss_mask=mask,
-                    sampler_logprobs=tuple(
-                        x if own else 0.0 for x, own in zip(rollout.sampler_logprobs, mask, strict=False)
-                    ),
-                ),
-            )
-        )
+        kept: dict[str, Any] = {
+            "completion_ids": rollout.completion_ids[:end],
+            "sampler_logprobs": rollout.sampler_logprobs[:end],
+        }
+        pieces.append(replace(item, rollout=replace(rollout, loss_mask=mask, **kept)))
     return strategies.forked(pieces[-1], *pieces[:-1])
 
 
@@ -345,7 +330,7 @@ def unsplit_and_split(draw: st.DrawFn) -> tuple[list[list[ScoredRollout]], list[
         for item in group:
             length = len(item.rollout.completion_ids)
             mask = (*draw(st.lists(st.booleans(), min_size=length - 1, max_size=length - 1)), True)
-            masked = dataclasses.replace(item, rollout=dataclasses.replace(item.rollout, loss_mask=mask))
+            masked = replace(item, rollout=replace(item.rollout, loss_mask=mask))
             cuts = draw(st.sets(st.integers(1, length - 1), max_size=3)) if length > 1 else set()
             whole[-1].append(masked)
             split[-1].append(split_at(masked, *sorted(cuts)) if cuts else masked)
@@ -359,7 +344,7 @@ def test_split_episode_has_gradient_of_whole_episode(
     name: str, episodes: tuple[list[list[ScoredRollout]], list[list[ScoredRollout]]]
 ) -> None:
     known = {"reference": strategies.tiny_llama(seed=9), "kl": IN_REWARD, "kl_coefficient": 0.3}
-    built = [build_episodes(groups, name, **known).samples for groups in episodes]
+    built = [build(groups, name, **known).samples for groups in episodes]
     assert sum(int(sample.loss_mask.sum()) for sample in built[0]) == sum(int(s.loss_mask.sum()) for s in built[1])
     gradients = [gradient_of_step(name, samples) for samples in built]
     if float(gradients[0].norm()) > 0.0:
@@ -377,7 +362,7 @@ def gradient_of_step(name: str, samples: Sequence[TrainingSample]) -> torch.Tens
 def test_shared_answer_is_trained_once() -> None:
     main = strategies.scored_rollout(1.0, completion_ids=(3, 4, 5, 6), loss_mask=(True, True, False, True))
     branch = strategies.scored_rollout(None, completion_ids=(3, 4, 8, 9), loss_mask=(False, False, False, True))
-    first, second, _ = build_episodes([[strategies.forked(main, branch), strategies.scored_rollout(0.0)]]).samples
+    first, second, _ = build([[strategies.forked(main, branch), strategies.scored_rollout(0.0)]]).samples
     assert first.loss_mask.tolist() == [True, True, False, True]
     assert second.loss_mask.tolist() == [False, False, False, True]
     assert second.advantages.tolist() == [0.0, 0.0, 0.0, first.advantages[0]]
@@ -386,7 +371,7 @@ def test_shared_answer_is_trained_once() -> None:
 def test_reward_moves_to_next_sample_with_own_token() -> None:
     nothing = strategies.scored_rollout(1.0, completion_ids=(3, 4), loss_mask=(False, False))
     item = strategies.forked(nothing, strategies.scored_rollout(None, completion_ids=(5, 6, 7)))
-    (sample, _) = build_episodes([[item, strategies.scored_rollout(0.0)]]).samples
+    (sample, _) = build([[item, strategies.scored_rollout(0.0)]]).samples
     assert sample.completion_ids == (5, 6, 7)
     assert token_rewards(item, "score").tolist() == [0.0, 0.0, 1.0]
 
@@ -400,18 +385,16 @@ def test_truncated_last_answer_masks_episode() -> None:
     cut = strategies.scored_rollout(None, completion_ids=(5, 6), finish_reason="length")
     short = strategies.scored_rollout(1.0, finish_reason="length")
     rest = [strategies.scored_rollout(0.0), strategies.scored_rollout(0.5)]
-    by_branch = build_episodes([[strategies.forked(strategies.scored_rollout(1.0), cut), *rest]], truncated="mask")
-    by_last = build_episodes([[strategies.forked(short, cut), *rest]], truncated="mask")
+    by_branch = build([[strategies.forked(strategies.scored_rollout(1.0), cut), *rest]], truncated="mask")
+    by_last = build([[strategies.forked(short, cut), *rest]], truncated="mask")
     assert [sample.episode for sample in by_branch.samples] == [0, 0, 1, 2]
     assert [sample.episode for sample in by_last.samples] == [0, 1]
 
 
 def test_critic_refuses_branches() -> None:
     critic = ScalarHeadModel.with_random_head(strategies.tiny_llama(seed=1), torch.Generator().manual_seed(0))
-    with pytest.raises(
-        TrainingError, match="an episode has 4 samples, and the advantages of a critic need one"
-    ) as caught:
-        build_episodes([four_branches()], "ppo", critic=critic)
+    with pytest.raises(TrainingError, match="an episode has 4 samples, and the advantages of a critic") as caught:
+        build([four_branches()], "ppo", critic=critic)
     assert "another history" in caught.value.where
     assert "sampling.agent.branches" in caught.value.fix
 
@@ -419,7 +402,7 @@ def test_critic_refuses_branches() -> None:
 def test_groups_with_equal_prompts_are_separate() -> None:
     # Agents begin every episode alike, and an iteration may have a prompt twice.
     groups = [[strategies.scored_rollout(value) for value in (1.0, 0.0)] for _ in range(4)]
-    dealt = split_by_group(build_episodes(groups).samples, 2, seed=0, epoch=0)
+    dealt = split_by_group(build(groups).samples, 2, seed=0, epoch=0)
     assert [len({sample.group for sample in each}) for each in dealt] == [2, 2]
     assert not {sample.group for sample in dealt[0]} & {sample.group for sample in dealt[1]}
 

@@ -23,7 +23,16 @@ from rlcore.training.learner import Learner
 from rlcore.training.minibatches import token_sequences
 from rlcore.types import Rollout, ScoredRollout, TrainingSample
 from tests import strategies
-from tests.learners import assert_same, experience_of, gradients_of, make_learner, update_config, weights_of
+from tests.learners import (
+    assert_same,
+    experience_of,
+    gradient_of_loops,
+    gradients_of,
+    make_learner,
+    silenced,
+    update_config,
+    weights_of,
+)
 from tests.reference import iteration, losses
 from tests.reference.losses import one_at_a_time
 
@@ -48,13 +57,6 @@ def reference_tokens(
     return sequences
 
 
-def reference_gradient(policy: LlamaForCausalLM, loss: torch.Tensor) -> torch.Tensor:
-    """The gradient in the order of an optimizer's groups: matrices, then vectors."""
-    parameters = list(policy.parameters())
-    ordered = [p for p in parameters if p.ndim >= 2] + [p for p in parameters if p.ndim < 2]
-    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, ordered)])
-
-
 @pytest.mark.parametrize(("name", "minibatches"), [("grpo", 1), ("gspo", 2), ("ppo", 2)])
 def test_update_returns_first_tokens_before_first_step(
     name: str, minibatches: int, monkeypatch: pytest.MonkeyPatch
@@ -77,29 +79,26 @@ def test_update_returns_first_tokens_before_first_step(
 
 
 def test_update_without_signal_has_first_tokens() -> None:
-    samples = [dataclasses.replace(s, advantages=torch.zeros_like(s.advantages)) for s in strategies.random_samples(4)]
-    assert len(make_learner().update(samples, seed=0).first_tokens) > 0
+    assert len(make_learner().update(silenced(strategies.random_samples(4)), seed=0).first_tokens) > 0
 
 
-@pytest.mark.parametrize("seed", range(1))
-def test_grpo_gradient_equals_plain_loops(seed: int) -> None:
-    samples = strategies.random_samples(seed)
+def test_grpo_gradient_equals_plain_loops() -> None:
+    samples = strategies.random_samples(0)
     learner = make_learner(
         "grpo", kl=KlConfig(coefficient=0.05), sampling=SamplingConfig(temperature=0.7, max_new_tokens=8)
     )
     tokens = reference_tokens(learner.policy, samples, temperature=0.7, on_policy=True)
-    expected = reference_gradient(learner.policy, losses.grpo_loss(tokens, clip=0.2, beta=0.05))
+    expected = gradient_of_loops((losses.grpo_loss(tokens, clip=0.2, beta=0.05), learner.policy))
     assert_same(gradients_of(learner, samples), expected, 1e-6)
 
 
-@pytest.mark.parametrize("seed", range(1))
-def test_off_policy_ppo_gradient_equals_plain_loops(seed: int) -> None:
+def test_off_policy_ppo_gradient_equals_plain_loops() -> None:
     # The first step of an update is on-policy by construction. The second uses the stored old log-probabilities, here
     # of a policy that the first has hardly moved.
-    samples = strategies.random_samples(seed, num_prompts=1, group_size=5)
+    samples = strategies.random_samples(0, num_prompts=1, group_size=5)
     learner = make_learner("ppo", learning_rate=1e-12, update=update_config(num_epochs=2))
     tokens = reference_tokens(learner.policy, samples, on_policy=False)
-    expected = reference_gradient(learner.policy, losses.ppo_loss(tokens, clip=0.2))
+    expected = gradient_of_loops((losses.ppo_loss(tokens, clip=0.2), learner.policy))
     assert_same(gradients_of(learner, samples, step=1)[: len(expected)], expected, 1e-6)
 
 
@@ -177,8 +176,7 @@ def test_masked_completion_equals_missing_completion() -> None:
 
 def with_silent_group(seed: int) -> list[TrainingSample]:
     samples = strategies.random_samples(seed)
-    silent = [dataclasses.replace(sample, advantages=torch.zeros_like(sample.advantages)) for sample in samples[3:6]]
-    return [*samples[:3], *silent, *samples[6:]]
+    return silenced(samples, samples[3].prompt_ids)
 
 
 def prompts_forwarded(learner: Learner, samples: Sequence[TrainingSample]) -> set[int]:
@@ -198,7 +196,7 @@ def test_silent_groups_are_skipped() -> None:
     samples = with_silent_group(5)
     learner = make_learner()
     tokens = reference_tokens(learner.policy, samples, on_policy=True)
-    expected = reference_gradient(learner.policy, losses.grpo_loss(tokens, clip=0.2, beta=0.0))
+    expected = gradient_of_loops((losses.grpo_loss(tokens, clip=0.2, beta=0.0), learner.policy))
     assert_same(gradients_of(learner, samples), expected, 1e-6)
     assert prompts_forwarded(make_learner(), samples) == {1, 3}
 
@@ -222,9 +220,8 @@ def test_policy_without_signal_does_not_move(name: str) -> None:
     samples = strategies.random_samples(0)
     learner = make_learner(name)
     assert learner.update(samples, seed=0).moved
-    silent = [dataclasses.replace(sample, advantages=torch.zeros_like(sample.advantages)) for sample in samples]
     before = weights_of(learner.policy)
-    stats = learner.update(silent, seed=1)
+    stats = learner.update(silenced(samples), seed=1)
     assert not stats.moved
     assert torch.equal(weights_of(learner.policy), before)
     assert stats.policy_version == 2
@@ -312,15 +309,6 @@ def gradient_of_ours(learner: Learner, truncated: str) -> torch.Tensor:
     return gradients_of(learner, experience.samples)
 
 
-def gradient_of_loops(losses: Sequence[tuple[torch.Tensor, torch.nn.Module]]) -> torch.Tensor:
-    """Return the gradient of each loss by its model, flat, in the optimizers' order: matrices before vectors."""
-    parts = []
-    for loss, module in losses:
-        learning = sorted(module.parameters(), key=lambda parameter: parameter.ndim < 2)
-        parts += [gradient.flatten() for gradient in torch.autograd.grad(loss, learning)]
-    return torch.cat(parts)
-
-
 @pytest.mark.parametrize(
     ("placement", "truncated", "mismatch"),
     [
@@ -345,7 +333,7 @@ def test_grpo_settings_together_equal_plain_loops(placement: str, truncated: str
     in_loss = BETA if placement == "loss" else 0.0
     paid = with_kl_paid(batch) if placement == "reward" else batch
     loss = iteration.grpo(paid, beta=in_loss, clip=0.2, cap=CAP, epsilon=STD_EPSILON)
-    expected = gradient_of_loops([(loss, learner.policy)])  # before the update moves the weights
+    expected = gradient_of_loops((loss, learner.policy))  # before the update moves the weights
     assert_same(gradient_of_ours(learner, truncated), expected, BOUND)
 
 
@@ -359,5 +347,5 @@ def test_ppo_settings_together_equal_plain_loops(placement: str, truncated: str)
     assert isinstance(learner.critic, ScalarHeadModel)
     batch = kept_completions(learner, truncated, kl, corrected=False)
     losses = iteration.ppo(batch, beta=kl.coefficient, gamma=1.0, lam=0.95, clip=0.2, value_clip=0.2)
-    expected = gradient_of_loops([(losses[0], learner.policy), (losses[1], learner.critic)])
+    expected = gradient_of_loops((losses[0], learner.policy), (losses[1], learner.critic))
     assert_same(gradient_of_ours(learner, truncated), expected, BOUND)

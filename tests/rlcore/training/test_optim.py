@@ -23,6 +23,7 @@ from rlcore.training.learner import Learner
 from rlcore.training.optim import LossScale, Stepper, clip_gradient, make_optimizer
 from rlcore.types import TrainingSample
 from tests import learners, strategies
+from tests.learners import silenced
 
 
 class Layer(torch.nn.Linear):
@@ -156,10 +157,6 @@ def planned_learner(name: str = "grpo", *, optim: OptimConfig = LINEAR, **settin
     )
 
 
-def silenced(samples: Sequence[TrainingSample]) -> list[TrainingSample]:
-    return [dataclasses.replace(sample, advantages=torch.zeros_like(sample.advantages)) for sample in samples]
-
-
 def record_steps(optimizer: torch.optim.Optimizer, rate: float) -> list[int]:
     """The planned step that each of the optimizer's steps is, read from its learning rate; filled as they are taken."""
     places: list[int] = []
@@ -175,34 +172,31 @@ def run_updates(learner: Learner, iterations: Sequence[Sequence[TrainingSample]]
     return [dict(learner.update(samples, seed=seed).metrics) for seed, samples in enumerate(iterations)][-1]
 
 
-def test_steps_without_gradient_count() -> None:
-    learner, samples = planned_learner(), strategies.random_samples(0)
-    taken = record_steps(learner.optimizer, POLICY_RATE)
-    last = run_updates(learner, [silenced(samples), silenced(samples), samples])
-    assert taken == [8, 9, 10, 11]
+SAMPLES = strategies.random_samples(0)
+ONE_GROUP = strategies.random_samples(0, num_prompts=1)
+
+
+@pytest.mark.parametrize(
+    ("update", "iterations", "taken"),
+    [
+        ({}, [silenced(SAMPLES), silenced(SAMPLES), SAMPLES], [8, 9, 10, 11]),  # steps without a gradient count
+        ({"early_stop_kl": 1e-9}, [SAMPLES] * 3, [0, 1, 4, 5, 8, 9]),  # epochs after an early stop too
+        ({}, [ONE_GROUP] * 3, [0, 2, 4, 6, 8, 10]),  # and missing minibatches
+    ],
+)
+def test_planned_steps_count(update: dict[str, Any], iterations: Any, taken: list[int]) -> None:
+    learner = planned_learner(update=update)
+    found = record_steps(learner.optimizer, POLICY_RATE)
+    last = run_updates(learner, iterations)
+    assert found == taken
     assert last["learning_rate"] == 0.0
-
-
-def test_epochs_after_early_stop_count() -> None:
-    learner, samples = planned_learner(update={"num_epochs": 2, "early_stop_kl": 1e-9}), strategies.random_samples(0)
-    taken = record_steps(learner.optimizer, POLICY_RATE)
-    last = run_updates(learner, [samples] * 3)
-    assert taken == [0, 1, 4, 5, 8, 9]
-    assert last["learning_rate"] == 0.0
-
-
-def test_missing_minibatches_count() -> None:
-    learner, one_group = planned_learner(), strategies.random_samples(0, num_prompts=1)
-    taken = record_steps(learner.optimizer, POLICY_RATE)
-    run_updates(learner, [one_group] * 3)
-    assert taken == [0, 2, 4, 6, 8, 10]
 
 
 def test_schedules_advance_during_warmup() -> None:
-    learner, samples = planned_learner("ppo", critic={"warmup_iterations": 2}), strategies.random_samples(0)
+    learner = planned_learner("ppo", critic={"warmup_iterations": 2})
     critic = record_steps(learner.critic_optimizer, CRITIC_RATE)
     policy = record_steps(learner.optimizer, POLICY_RATE)
-    last = run_updates(learner, [samples] * 3)
+    last = run_updates(learner, [SAMPLES] * 3)
     assert (critic, policy) == (list(range(12)), [8, 9, 10, 11])
     assert (last["learning_rate"], last["critic/learning_rate"]) == (0.0, 0.0)
 
@@ -212,26 +206,25 @@ def test_shared_schedule_advances_during_warmup() -> None:
     update = learners.update_config(num_epochs=EPOCHS, num_minibatches=MINIBATCHES, optim=LINEAR)
     learner = learners.shared_learner(critic=config, update=update, num_iterations=NUM_ITERATIONS)
     steps = record_steps(learner.optimizer, CRITIC_RATE)
-    run_updates(learner, [strategies.random_samples(0)] * 3)
+    run_updates(learner, [SAMPLES] * 3)
     assert steps == list(range(12))
 
 
 @pytest.mark.parametrize(("schedule", "end"), [("constant", POLICY_RATE), ("linear", 0.0), ("cosine", 0.0)])
 def test_schedule_ends_without_signal(schedule: Any, end: float) -> None:
     learner = planned_learner(optim=dataclasses.replace(LINEAR, schedule=schedule, warmup_steps=5))
-    last = run_updates(learner, [silenced(strategies.random_samples(0))] * 3)
+    last = run_updates(learner, [silenced(SAMPLES)] * 3)
     assert last["learning_rate"] == pytest.approx(end, abs=1e-12)
 
 
 def test_resumed_run_continues_schedule(tmp_path: Path) -> None:
-    samples = strategies.random_samples(0)
     learner = planned_learner()
-    run_updates(learner, [samples, silenced(samples)])
+    run_updates(learner, [SAMPLES, silenced(SAMPLES)])
     learners.save_checkpoint(tmp_path, 2, learner, run_state={"identity": {}})
     resumed = planned_learner()
     load_newest(tmp_path, resumed, identity={})
     taken = record_steps(resumed.optimizer, POLICY_RATE)
-    run_updates(resumed, [samples])
+    run_updates(resumed, [SAMPLES])
     assert taken == [8, 9, 10, 11]
 
 

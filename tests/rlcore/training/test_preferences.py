@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rlcore.config import DpoConfig, LoraConfig, PreferenceLossConfig, RewardModelConfig
 from rlcore.errors import DataError, NonFiniteError
@@ -19,9 +18,16 @@ from rlcore.hardware.precision import set_compute_dtype
 from rlcore.models.heads import ScalarHeadModel, score_rewards
 from rlcore.models.lora import AdaptedModel, add_lora
 from rlcore.training.dpo import DpoLearner, held_out_metrics, pair_margins, run_dpo_steps, whole_logprobs
-from rlcore.training.preferences import PreferenceSet, TokenPair, different_sequences, microbatches, preference_sets
+from rlcore.training.preferences import TokenPair, different_sequences, microbatches, preference_sets
 from tests import strategies
-from tests.learners import UNCLIPPED, assert_same, train_reward_model, weights_of
+from tests.learners import (
+    UNCLIPPED,
+    assert_same,
+    gradient_of_loops,
+    recorded_gradients,
+    train_reward_model,
+    weights_of,
+)
 from tests.reference.losses import one_at_a_time
 from tests.small_memory import room_for
 
@@ -38,34 +44,26 @@ def ranking(prompt: int, lengths: list[int], *, set_id: str = "s", weight: float
 def test_ranking_of_four_by_hand() -> None:
     # 4 * 3 / 2 = 6 pairs, which share the weight 0.5 of the set: 1/12 each.
     (one,) = preference_sets(ranking(9, [1, 2, 3, 4], weight=0.5))
-    assert one.completions == ((0,), (1, 1), (2, 2, 2), (3, 3, 3, 3))
-    assert [(each.better, each.worse) for each in one.comparisons] == list(combinations(range(4), 2))
-    assert [each.weight for each in one.comparisons] == [pytest.approx(1 / 12)] * 6
+    assert [each.completion_ids for each in one.sequences] == [(0,), (1, 1), (2, 2, 2), (3, 3, 3, 3)]
+    assert [(each.chosen_ids[0], each.rejected_ids[0]) for each in one.pairs] == list(combinations(range(4), 2))
+    assert [each.weight for each in one.pairs] == [pytest.approx(1 / 12)] * 6
     assert one.num_tokens == 1 + 10
 
 
 def test_incomplete_set_counts_once() -> None:
     pairs = ranking(9, [1, 1, 1], set_id="a")[:2] + ranking(8, [1, 1], set_id="b")
-    assert [sum(each.weight for each in one.comparisons) for one in preference_sets(pairs)] == [1.0, 1.0]
-
-
-def judged(sets: list[PreferenceSet]) -> list[tuple[object, ...]]:
-    """Every comparison with its completions spelled out."""
-    return sorted(
-        (one.prompt_ids, one.completions[each.better], one.completions[each.worse], each.weight)
-        for one in sets
-        for each in one.comparisons
-    )
+    assert [sum(each.weight for each in one.pairs) for one in preference_sets(pairs)] == [1.0, 1.0]
 
 
 @given(st.lists(st.lists(st.integers(1, 9), min_size=2, max_size=5), min_size=1, max_size=5), st.integers(1, 60))
-def test_micro_batches_keep_comparisons_and_budget(shapes: list[list[int]], budget: int) -> None:
+def test_micro_batches_keep_pairs_and_budget(shapes: list[list[int]], budget: int) -> None:
     sets = preference_sets([p for n, shape in enumerate(shapes) for p in ranking(n, shape, set_id=str(n))])
     cut = microbatches(sets, budget)
-    assert judged([piece for micro in cut for piece in micro]) == judged(sets)
+    kept, given = (sorted(str(pair) for one in each for pair in one.pairs) for each in (chain(*cut), sets))
+    assert kept == given
     for micro in cut:
         fits = micro[0].num_tokens * len(micro) <= budget
-        assert fits or (len(micro) == 1 and len(micro[0].comparisons) == 1)  # one pair is the least there is
+        assert fits or (len(micro) == 1 and len(micro[0].pairs) == 1)  # one pair is the least there is
 
 
 GOOD = 5  # the rule: the completion that holds this token is preferred
@@ -132,20 +130,13 @@ def test_reward_model_learns_a_rule() -> None:
 
 def reward_gradient(pairs: list[TokenPair], **settings: Any) -> torch.Tensor:
     """The gradient, of all weights, of one step over all pairs; float64."""
-    gradients: list[torch.Tensor] = []
-
-    def remember(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        gradients.append(torch.cat([p.grad.flatten() for p in parameters]))
-
-    handle = register_optimizer_step_pre_hook(remember)
-    train_rewards(reward_model_of(torch.float64), pairs, batch_size=len(pairs), optim=UNCLIPPED, **settings)
-    handle.remove()
+    with recorded_gradients() as gradients:
+        train_rewards(reward_model_of(torch.float64), pairs, batch_size=len(pairs), optim=UNCLIPPED, **settings)
     return gradients[0]
 
 
 def reward_gradient_of_loops(
-    pairs: list[TokenPair], weights: list[float], *, margin: float = 0.0, smoothing: float = 0.0
+    pairs: list[TokenPair], weights: list[float], *, margin: float, smoothing: float
 ) -> torch.Tensor:
     """The same from one forward pass per sequence and the loss as a plain loop."""
     reward_model = reward_model_of(torch.float64)
@@ -160,11 +151,7 @@ def reward_gradient_of_loops(
         p = item.probability * (1 - smoothing) + (1 - item.probability) * smoothing
         lead, lag = ((d - item.margin - margin).squeeze() for d in (chosen - rejected, rejected - chosen))
         total = total + weight * (p * torch.log1p(torch.exp(-lead)) + (1 - p) * torch.log1p(torch.exp(-lag)))
-    modules = (reward_model.backbone.base_model, reward_model.head)
-    ordered = [
-        p for module in modules for matrices in (True, False) for p in module.parameters() if (p.ndim >= 2) == matrices
-    ]
-    return torch.cat([part.flatten() for part in torch.autograd.grad(total, ordered)])
+    return gradient_of_loops((total, reward_model.backbone.base_model), (total, reward_model.head))
 
 
 def ranked_set() -> list[TokenPair]:
@@ -174,16 +161,12 @@ def ranked_set() -> list[TokenPair]:
     return [*ranked, pair((3,), (4, 5), (6,)), pair((4, 4, 4), (7,), (8, 9), margin=0.5, probability=0.8)]
 
 
-def test_sets_count_equally() -> None:
+@pytest.mark.parametrize("budget", [1, 15, 10_000])
+def test_reward_gradient_equals_plain_loops(budget: int) -> None:
     # Three sets: 1/3 each; the ranked one's third is spread over three pairs, 1/9 each.
-    expected = reward_gradient_of_loops(ranked_set(), [1 / 9] * 3 + [1 / 3] * 2)
-    assert_same(reward_gradient(ranked_set()), expected, 1e-6)
-
-
-def test_margin_and_smoothing_are_added() -> None:
     expected = reward_gradient_of_loops(ranked_set(), [1 / 9] * 3 + [1 / 3] * 2, margin=0.3, smoothing=0.1)
     loss = PreferenceLossConfig(margin=0.3, label_smoothing=0.1)
-    assert_same(reward_gradient(ranked_set(), loss=loss), expected, 1e-6)
+    assert_same(reward_gradient(ranked_set(), loss=loss, tokens_per_microbatch=budget), expected, 1e-6)
 
 
 def test_ranked_completion_is_computed_once() -> None:
@@ -193,13 +176,6 @@ def test_ranked_completion_is_computed_once() -> None:
     )
     train_rewards(reward_model, ranked_set()[:3])
     assert sizes == [2 + 3 + 2 + 4]  # the prompt and each of the three completions; as pairs it would be 3 * 2 + 2 * 9
-
-
-@pytest.mark.parametrize("budget", [1, 15])
-def test_reward_gradient_does_not_depend_on_micro_batches(budget: int) -> None:
-    pairs = [*ranked_set(), *rule_pairs(5, seed=3)]
-    whole = reward_gradient(pairs, tokens_per_microbatch=10_000)
-    assert_same(reward_gradient(pairs, tokens_per_microbatch=budget), whole, 1e-6)
 
 
 def test_non_finite_reward_loss_stops_before_step() -> None:
@@ -257,15 +233,9 @@ def test_dpo_starts_without_preference() -> None:
 
 def dpo_gradient(pairs: list[TokenPair], **settings: Any) -> torch.Tensor:
     """The gradient of a second step over all pairs, away from the reference; float64."""
-    gradients: list[torch.Tensor] = []
-
-    def remember(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        gradients.append(torch.cat([p.grad.flatten() for group in optimizer.param_groups for p in group["params"]]))
-
-    handle = register_optimizer_step_pre_hook(remember)
-    model = strategies.tiny_llama(dtype=torch.float64)
-    train_dpo(model, pairs, num_epochs=2, batch_size=len(pairs), optim=UNCLIPPED, **settings)
-    handle.remove()
+    with recorded_gradients() as gradients:
+        model = strategies.tiny_llama(dtype=torch.float64)
+        train_dpo(model, pairs, num_epochs=2, batch_size=len(pairs), optim=UNCLIPPED, **settings)
     return gradients[1]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import LlamaForCausalLM
 
 from rlcore.config import SftConfig
@@ -17,7 +16,7 @@ from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence
 from rlcore.training.sft import SftLearner, mean_loss, minibatches, run_sft_steps
 from tests import strategies
-from tests.learners import UNCLIPPED, assert_same, weights_of
+from tests.learners import UNCLIPPED, assert_same, gradient_of_loops, recorded_gradients, weights_of
 from tests.reference.losses import one_at_a_time
 
 END = 2
@@ -65,22 +64,10 @@ def test_sft_learns_a_rule() -> None:
 
 
 def gradient_of_step(shown: list[Demonstration], **settings: Any) -> torch.Tensor:
-    gradients: list[torch.Tensor] = []
-
-    def remember(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        gradients.append(torch.cat([p.grad.flatten() for group in optimizer.param_groups for p in group["params"]]))
-
-    handle = register_optimizer_step_pre_hook(remember)
-    model = strategies.tiny_llama(dtype=torch.float64)
-    train(model, shown, num_steps=1, batch_size=len(shown), optim=UNCLIPPED, **settings)
-    handle.remove()
+    with recorded_gradients() as gradients:
+        model = strategies.tiny_llama(dtype=torch.float64)
+        train(model, shown, num_steps=1, batch_size=len(shown), optim=UNCLIPPED, **settings)
     return gradients[0]
-
-
-def gradient_of(loss: torch.Tensor, model: LlamaForCausalLM) -> torch.Tensor:
-    parameters = list(model.parameters())
-    ordered = [p for p in parameters if p.ndim >= 2] + [p for p in parameters if p.ndim < 2]
-    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, ordered)])
 
 
 @pytest.mark.parametrize("budget", [1, 20, 1000])
@@ -93,7 +80,8 @@ def test_sft_gradient_equals_plain_loops(budget: int) -> None:
         [one_at_a_time(model, one)[torch.tensor(mask)] for one, mask in zip(sequences, masks, strict=True)]
     )
     assert len(logprobs) == sum(map(sum, masks)) < sum(map(len, masks))
-    assert_same(gradient_of_step(shown, tokens_per_microbatch=budget), gradient_of(-logprobs.mean(), model), 1e-9)
+    expected = gradient_of_loops((-logprobs.mean(), model))
+    assert_same(gradient_of_step(shown, tokens_per_microbatch=budget), expected, 1e-9)
     assert mean_loss(model, shown, budget) == pytest.approx(-float(logprobs.mean().detach()), rel=1e-6)
 
 

@@ -53,7 +53,7 @@ from rlcore.tasks.steps.runtime import Workload, engine_dtype, open_runtime
 from rlcore.tasks.steps.vllm_engine import server_specs
 from rlcore.text.packing import pack
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.training.reward_learner import reward_backbone
+from rlcore.training.reward_model import reward_backbone
 from tests import strategies
 from tests.learners import update_config
 

@@ -30,7 +30,7 @@ from rlcore.sampling.base import SamplingParams, replicas_of
 from rlcore.types import Rollout
 from tests import strategies
 from tests.rlcore.distributed.cluster.fake_ray import Actor, FakeRay
-from tests.rlcore.distributed.cluster.placed import SETTINGS, TERMS, placed_components, placement
+from tests.rlcore.distributed.cluster.placed import RUNTIME, SETTINGS, TERMS, placed_components, placement
 from tests.rlcore.distributed.cluster.scoring import even
 from tests.rlcore.loop.conftest import MakeComponents, Tape
 
@@ -58,7 +58,7 @@ def test_resources_are_reserved_and_returned(ray: FakeRay) -> None:
         (group,) = ray.groups
         assert group.bundle_specs == [{"CPU": 3.0, "GPU": 1.0}] * 3 + [{"CPU": 3.0, "GPU": 0.5}]
         assert ray.settings["address"] == "local" and ray.settings["num_cpus"] >= 12
-        setup = {"threads": 1, "device": "cpu", "dtype": "float32"}
+        setup = {"threads": 1, "runtime": RUNTIME}
         cluster.launch("scorer", 0, setup=setup, restarts=3, lost=SamplingError)
         (actor,) = ray.actors
         assert (actor.options["scheduling_strategy"], actor.options["num_gpus"]) == (3, 0.5)
@@ -108,8 +108,7 @@ def test_full_cluster_times_out(ray: FakeRay, monkeypatch: pytest.MonkeyPatch) -
 
 SETUP = {
     "threads": 1,
-    "device": "cpu",
-    "dtype": "float32",
+    "runtime": RUNTIME,
     "models": {},
     "tokens_per_microbatch": 8,
     "prefill": "",
@@ -142,7 +141,7 @@ def test_failed_start_is_raised_to_caller(ray: FakeRay) -> None:
         with pytest.raises(SamplingError, match="it has no setup"):
             bare.ask("score", 0, ())
         asked = cluster.launch("scorer", 0, setup=SETUP, restarts=1, lost=SamplingError)
-        with pytest.raises(SamplingError, match="a scorer has no method singing"):
+        with pytest.raises(SamplingError, match="there is no method singing"):
             asked.ask("singing")
 
 

@@ -37,8 +37,14 @@ from rlcore.training.reward_calibration import (
     reliability_table,
     within_groups,
 )
-from rlcore.training.reward_fit import Fitted, fit_reward_model, measure_scales, resample
-from rlcore.training.reward_learner import RewardLearner, reward_members
+from rlcore.training.reward_model import (
+    Fitted,
+    RewardLearner,
+    fit_reward_model,
+    measure_scales,
+    resample,
+    reward_members,
+)
 from tests import strategies
 
 GOOD = 5  # the rule: the completion that ends with this token is the better one
