@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -92,12 +93,17 @@ class Run:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state of :meth:`state`. The learner has been restored already."""
-        self.iterations_done, self.is_sync_proven = int(state["iteration"]), False
+        self.is_sync_proven = False
         self.history.restore(state["sealed_files"])
         self._replay_health()
-        self.prompt_schedule.restore(state["prompt_schedule"])
-        self.prefetcher.restore(state["prefetched"], self.iterations_done + 1, self.prompt_schedule.prompts_for)
+        self.restore_position(state)
         self.audit.restore(state["audit"])
+
+    def restore_position(self, state: Mapping[str, Any]) -> None:
+        """Restore the number of iterations, their prompts and the prefetched rollouts; history and audit stay."""
+        self.iterations_done = int(state["iteration"])
+        self.prompt_schedule.restore(state["prompt_schedule"])
+        self.prefetcher.restore(state["prefetched"], self.iterations_done + 1)
 
     def _replay_health(self) -> None:
         """Recompute all findings from the history. Storing them would make checkpoints grow with the run."""
@@ -163,9 +169,7 @@ def restore_last_healthy(run: Run, stop: HealthStop) -> None:
             where=f"health.{stop.finding.rule}",
             fix=stop.finding.fix + (_RESTART.format(run.components.folder) if stop.restored_iteration else ""),
         )
-    run.iterations_done = int(state["iteration"])
-    run.prompt_schedule.restore(state["prompt_schedule"])
-    run.prefetcher.restore(state["prefetched"], run.iterations_done + 1, run.prompt_schedule.prompts_for)
+    run.restore_position(state)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,7 +219,7 @@ class History(list[Row]):
         self._lines = AppendOnlyFile(folder / NAME)
 
     def append(self, row: Mapping[str, float]) -> None:
-        super().append({name: float(value) for name, value in row.items()} | {"iteration": int(row["iteration"])})
+        super().append(_with_shared_names(row))
         self._lines.add(json.dumps(self[-1]))
 
     def has(self, metric: str) -> bool:
@@ -235,7 +239,13 @@ class History(list[Row]):
         Raises:
             CheckpointError: The file differs from what was sealed.
         """
-        self[:] = map(json.loads, self._lines.restore(sealed.get(NAME)))
+        self[:] = (_with_shared_names(json.loads(line)) for line in self._lines.restore(sealed.get(NAME)))
+
+
+def _with_shared_names(row: Mapping[str, float]) -> Row:
+    """Return a row that shares its names with all others: own ones would be most of the memory of a long history."""
+    shared: Row = {sys.intern(name): float(value) for name, value in row.items()}
+    return shared | {"iteration": int(row["iteration"])}
 
 
 class Checkpoints:

@@ -21,7 +21,6 @@ from rlcore.loop import Components, HeldOut, finish, iterate, open_run, train, u
 from rlcore.loop.prompt_schedule import schedule_of
 from rlcore.loop.run import History
 from rlcore.loop.update import SAMPLES, SKIPPED, mean_kl, measured_update, save_skipped_batch
-from rlcore.loop.weight_sync import lower_precision
 from rlcore.metrics import check_names
 from rlcore.rewards.mix import WeightedReward, WeightedTerm
 from rlcore.rewards.table import RewardResources, build_rewards
@@ -518,4 +517,7 @@ FLOAT, BRAIN, HALF = torch.float32, torch.bfloat16, torch.float16
     [(FLOAT, BRAIN, BRAIN), (BRAIN, FLOAT, BRAIN), (FLOAT, FLOAT, FLOAT), (HALF, BRAIN, BRAIN), (FLOAT, HALF, HALF)],
 )
 def test_lower_precision(engine: torch.dtype, learner: torch.dtype, expected: torch.dtype) -> None:
-    assert lower_precision(engine, learner) == expected
+    components = SimpleNamespace(
+        engine_dtype=engine, learner=SimpleNamespace(facts=SimpleNamespace(compute_dtype=learner))
+    )
+    assert Components.coarser_dtype.fget(components) == expected  # type: ignore[attr-defined]
