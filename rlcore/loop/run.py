@@ -111,23 +111,16 @@ class Run:
         rows: list[Mapping[str, float]] = []
         for row in self.history:
             rows.append(row)
-            report = self.health_monitor.update(rows)
-            new = (explained(each, rows, self.components.config) for each in unreported(report, self.findings))
-            self.findings += [to_record(each, int(row["iteration"])) for each in new]
+            self.apply_health_rules(rows)
 
-
-def unreported(report: HealthReport, known: Sequence[Mapping[str, Any]]) -> list[HealthFinding]:
-    """Return the findings of a report that are not recorded yet."""
-    return [finding for finding in report.findings if not any(_same(finding, each) for each in known)]
-
-
-def to_record(finding: HealthFinding, iteration: int) -> dict[str, Any]:
-    """Return a finding as JSON values, with the iteration of its report."""
-    return {"iteration": iteration, **asdict(finding)}
-
-
-def _same(finding: HealthFinding, known: Mapping[str, Any]) -> bool:
-    return all(known[name] == getattr(finding, name) for name in ("rule", "level", "since"))
+    def apply_health_rules(self, rows: Sequence[Mapping[str, float]]) -> tuple[HealthReport, list[HealthFinding]]:
+        """Apply the rules to new rows; return the report, and its new findings, which are recorded with their cause."""
+        report = self.health_monitor.update(rows)
+        known = {(each["rule"], each["level"], each["since"]) for each in self.findings}
+        new = [each for each in report.findings if (each.rule, each.level, each.since) not in known]
+        new = [explained(each, rows, self.components.config) for each in new]
+        self.findings += [{"iteration": int(rows[-1]["iteration"]), **asdict(each)} for each in new]
+        return report, new
 
 
 def check_run_health(run: Run) -> tuple[HealthReport, dict[str, float]]:
@@ -136,14 +129,12 @@ def check_run_health(run: Run) -> tuple[HealthReport, dict[str, float]]:
     New findings are recorded and logged. A rule without patience left stops the run, unless the configuration only
     warns.
     """
-    config, rl = run.components.health, run.components.config
-    report = run.health_monitor.update(run.history)
-    for finding in (explained(each, run.history, rl) for each in unreported(report, run.findings)):
-        run.findings.append(to_record(finding, run.iterations_done))
+    report, new = run.apply_health_rules(run.history)
+    for finding in new:
         run.recorder.log(f"health {finding.level}: {finding}\n  fix: {finding.fix}")
-    if report.stop and config.action == "stop":
+    if report.stop and run.components.health.action == "stop":
         run.stop = HealthStop(
-            finding=explained(report.stop, run.history, rl),
+            finding=explained(report.stop, run.history, run.components.config),
             iteration=run.iterations_done,
             restored_iteration=report.last_healthy,
         )
