@@ -50,8 +50,9 @@ def vowels(rollouts: Sequence[Rollout]) -> list[Any]:
     return [float(sum(letter in "aeiou" for letter in rollout.text)) for rollout in rollouts]
 
 
-def drawn_components(make: MakeComponents, **changes: Any) -> Components:
-    components = make(config={"num_iterations": 12, "checkpoints": CheckpointConfig(every_iterations=1000)}, **changes)
+def drawn_components(make: MakeComponents, num_iterations: int = 12, **changes: Any) -> Components:
+    config = {"num_iterations": num_iterations, "checkpoints": CheckpointConfig(every_iterations=1000)}
+    components = make(config=config, **changes)
     engine = components.engine._scorer
     return dataclasses.replace(components, engine=engine, sampler=engine, reward=function_reward(vowels))
 
@@ -131,9 +132,9 @@ def test_an_engine_that_draws_at_another_temperature_than_it_reports_is_found(
 
 
 def test_a_correct_engine_has_no_finding(make_components: MakeComponents) -> None:
-    _, tape = outcome_of(drawn_components(make_components, health=ALWAYS))
+    _, tape = outcome_of(drawn_components(make_components, 6, health=ALWAYS))
     assert max(row["audit/sampler_log10_evidence"] for row in tape.rows) < 2.0
-    assert tape.rows[-1]["audit/rollouts"] == 24.0
+    assert tape.rows[-1]["audit/rollouts"] == 12.0
 
 
 def test_a_reference_that_is_another_after_a_resume_is_found(make_components: MakeComponents) -> None:
