@@ -96,14 +96,8 @@ class Run:
         self.is_sync_proven = False
         self.history.restore(state["sealed_files"])
         self._replay_health()
-        self.restore_position(state)
+        _restore_position(self, state)
         self.audit.restore(state["audit"])
-
-    def restore_position(self, state: Mapping[str, Any]) -> None:
-        """Restore the number of iterations, their prompts and the prefetched rollouts; history and audit stay."""
-        self.iterations_done = int(state["iteration"])
-        self.prompt_schedule.restore(state["prompt_schedule"])
-        self.prefetcher.restore(state["prefetched"], self.iterations_done + 1)
 
     def _replay_health(self) -> None:
         """Recompute all findings from the history. Storing them would make checkpoints grow with the run."""
@@ -111,16 +105,24 @@ class Run:
         rows: list[Mapping[str, float]] = []
         for row in self.history:
             rows.append(row)
-            self.apply_health_rules(rows)
+            _apply_health_rules(self, rows)
 
-    def apply_health_rules(self, rows: Sequence[Mapping[str, float]]) -> tuple[HealthReport, list[HealthFinding]]:
-        """Apply the rules to new rows; return the report, and its new findings, which are recorded with their cause."""
-        report = self.health_monitor.update(rows)
-        known = {(each["rule"], each["level"], each["since"]) for each in self.findings}
-        new = [each for each in report.findings if (each.rule, each.level, each.since) not in known]
-        new = [explained(each, rows, self.components.config) for each in new]
-        self.findings += [{"iteration": int(rows[-1]["iteration"]), **asdict(each)} for each in new]
-        return report, new
+
+def _restore_position(run: Run, state: Mapping[str, Any]) -> None:
+    """Restore the number of iterations, their prompts and the prefetched rollouts; history and audit stay."""
+    run.iterations_done = int(state["iteration"])
+    run.prompt_schedule.restore(state["prompt_schedule"])
+    run.prefetcher.restore(state["prefetched"], run.iterations_done + 1)
+
+
+def _apply_health_rules(run: Run, rows: Sequence[Mapping[str, float]]) -> tuple[HealthReport, list[HealthFinding]]:
+    """Apply the rules to new rows; return the report, and its new findings, which are recorded with their cause."""
+    report = run.health_monitor.update(rows)
+    known = {(each["rule"], each["level"], each["since"]) for each in run.findings}
+    new = [each for each in report.findings if (each.rule, each.level, each.since) not in known]
+    new = [explained(each, rows, run.components.config) for each in new]
+    run.findings += [{"iteration": int(rows[-1]["iteration"]), **asdict(each)} for each in new]
+    return report, new
 
 
 def check_run_health(run: Run) -> tuple[HealthReport, dict[str, float]]:
@@ -129,7 +131,7 @@ def check_run_health(run: Run) -> tuple[HealthReport, dict[str, float]]:
     New findings are recorded and logged. A rule without patience left stops the run, unless the configuration only
     warns.
     """
-    report, new = run.apply_health_rules(run.history)
+    report, new = _apply_health_rules(run, run.history)
     for finding in new:
         run.recorder.log(f"health {finding.level}: {finding}\n  fix: {finding.fix}")
     if report.stop and run.components.health.action == "stop":
@@ -160,7 +162,7 @@ def restore_last_healthy(run: Run, stop: HealthStop) -> None:
             where=f"health.{stop.finding.rule}",
             fix=stop.finding.fix + (_RESTART.format(run.components.folder) if stop.restored_iteration else ""),
         )
-    run.restore_position(state)
+    _restore_position(run, state)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
