@@ -276,7 +276,7 @@ def test_an_engine_that_serves_the_model_passes(start: Path, kind: type[NativeSa
 @pytest.mark.parametrize("kind", [NativeSampler, Hides])
 @pytest.mark.parametrize("name", ["embed", "layers.0.", ""])
 def test_an_engine_of_another_model_is_found(start: Path, tmp_path: Path, kind: type[NativeSampler], name: str) -> None:
-    """Where no part agrees, log-probabilities are not asked: they might not tell a policy from its start."""
+    # Where no part agrees, log-probabilities are not asked: they might not tell a policy from its start.
     other = changed(start, tmp_path / "other", name)
     says = "the engine serves other weights than the model's in" + ("" if name else ".*: no module is equal")
     with pytest.raises(StorageError, match=says):
