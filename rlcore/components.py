@@ -60,3 +60,9 @@ class Components:
     @property
     def config(self) -> RlConfig:
         return self.learner.config
+
+    @property
+    def coarser_dtype(self) -> torch.dtype:
+        """The less precise of the engine's and the learner's compute precision, which limits their agreement."""
+        both = (self.engine_dtype, self.learner.facts.compute_dtype)
+        return max(both, key=lambda dtype: torch.finfo(dtype).eps)

@@ -228,11 +228,6 @@ class HealthMonitor:
         return HealthReport(findings=findings, last_healthy_by_rule=healthy, iteration=last)
 
 
-def check_health(history: History, config: HealthConfig) -> HealthReport:
-    """Return the health report of a complete history."""
-    return HealthMonitor(config).update(history)
-
-
 class _RuleState:
     """Streaks of one rule, and its last healthy iteration: 0 if none is healthy, None before the first reading."""
 

@@ -39,14 +39,12 @@ from rlcore.config.training import (
     SftConfig,
 )
 from rlcore.strict_config import (
-    Decay,
     Duration,
     Fraction,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    Scalar,
     to_dict,
 )
 
@@ -58,7 +56,6 @@ __all__ = [
     "BackboneConfig",
     "CheckpointConfig",
     "CriticConfig",
-    "Decay",
     "DistributedConfig",
     "DpoConfig",
     "Duration",
@@ -90,7 +87,6 @@ __all__ = [
     "RlConfig",
     "RolloutCorrectionConfig",
     "SamplingConfig",
-    "Scalar",
     "SftConfig",
     "ShapeConfig",
     "TimeoutConfig",

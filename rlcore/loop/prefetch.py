@@ -13,15 +13,16 @@ next k iterations, because the weights that sampled them are gone by then.
 from __future__ import annotations
 
 import contextvars
-import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
-from rlcore.types import Message, Prompt, Rollout, ScoredRollout, ToolCall
+from pydantic import TypeAdapter
+
+from rlcore.types import Rollout, ScoredRollout
 
 Groups = list[list[Rollout]]
+_BATCHES = TypeAdapter(list[Groups])
 
 
 class RolloutPrefetcher:
@@ -66,15 +67,15 @@ class RolloutPrefetcher:
 
     def state(self) -> str:
         """Return the prefetched rollouts as JSON for a checkpoint, or "" if there are none."""
-        batches = [to_json(batch.result()) for _, batch in sorted(self._batches.items())]
-        return json.dumps(batches) if batches else ""
+        batches = [batch.result() for _, batch in sorted(self._batches.items())]
+        return json.dumps(_BATCHES.dump_python(batches)) if batches else ""
 
-    def restore(self, state: str, first: int, prompts_for: Callable[[int], Sequence[Prompt]]) -> None:
+    def restore(self, state: str, first: int) -> None:
         """Restore a state of :meth:`state`, whose first batch is of the iteration ``first``."""
         self._batches = {}
-        for number, batch in enumerate(json.loads(state) if state else [], start=first):
+        for number, batch in enumerate(_BATCHES.validate_json(state) if state else [], start=first):
             self._batches[number] = Future()
-            self._batches[number].set_result(from_json(batch, prompts_for(number)))
+            self._batches[number].set_result(batch)
 
     def close(self) -> None:
         """Wait for the engine and end the thread."""
@@ -93,52 +94,3 @@ def _load_and_sample(load: Callable[[], object] | None, sample: Callable[[int], 
     if load:
         load()
     return sample(iteration)
-
-
-def to_json(groups: Sequence[Sequence[Rollout]]) -> str:
-    """Serialize groups exactly, with their branches and the changes that environments and agents made to prompts."""
-    return json.dumps([_group(group) for group in groups])
-
-
-def from_json(text: str, prompts: Sequence[Prompt]) -> Groups:
-    """Restore the groups of :func:`to_json`, given their prompts in the same order."""
-    groups = zip(json.loads(text), prompts, strict=True)
-    return [
-        [_rollout(record, _prompt(group["prompt"], prompt)) for record in group["rollouts"]] for group, prompt in groups
-    ]
-
-
-def _group(group: Sequence[Rollout]) -> dict[str, Any]:
-    shared = _prompt_fields(group[0].prompt) if group else {}
-    return {"prompt": shared, "rollouts": [_record(rollout, shared) for rollout in group]}
-
-
-def _prompt_fields(prompt: Prompt) -> dict[str, Any]:
-    messages = [dataclasses.asdict(message) for message in prompt.messages]
-    return {"messages": messages, "token_ids": prompt.token_ids, "tools": prompt.tools}
-
-
-def _prompt(fields: dict[str, Any], prompt: Prompt) -> Prompt:
-    if not fields:
-        return prompt
-    messages = tuple(Message(**message) for message in fields["messages"])
-    return dataclasses.replace(prompt, messages=messages, token_ids=tuple(fields["token_ids"]), tools=fields["tools"])
-
-
-def _record(rollout: Rollout, shared: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a rollout; its prompt is empty if it is the group's."""
-    fields = {field.name: getattr(rollout, field.name) for field in dataclasses.fields(rollout)}
-    own = _prompt_fields(rollout.prompt)
-    return fields | {
-        "prompt": {} if own == shared else own,
-        "tool_calls": [dataclasses.asdict(call) for call in rollout.tool_calls],
-        "branches": [_record(branch, shared) for branch in rollout.branches],
-    }
-
-
-def _rollout(record: dict[str, Any], prompt: Prompt) -> Rollout:
-    lists = {name: tuple(record[name]) for name in ("completion_ids", "sampler_logprobs", "loss_mask")}
-    calls = tuple(ToolCall(**call) for call in record["tool_calls"])
-    branches = tuple(_rollout(branch, prompt) for branch in record["branches"])
-    own = _prompt(record["prompt"], prompt)
-    return Rollout(**{**record, **lists, "tool_calls": calls, "branches": branches, "prompt": own})

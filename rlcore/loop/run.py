@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -92,11 +93,10 @@ class Run:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state of :meth:`state`. The learner has been restored already."""
-        self.iterations_done, self.is_sync_proven = int(state["iteration"]), False
+        self.is_sync_proven = False
         self.history.restore(state["sealed_files"])
         self._replay_health()
-        self.prompt_schedule.restore(state["prompt_schedule"])
-        self.prefetcher.restore(state["prefetched"], self.iterations_done + 1, self.prompt_schedule.prompts_for)
+        _restore_position(self, state)
         self.audit.restore(state["audit"])
 
     def _replay_health(self) -> None:
@@ -105,23 +105,24 @@ class Run:
         rows: list[Mapping[str, float]] = []
         for row in self.history:
             rows.append(row)
-            report = self.health_monitor.update(rows)
-            new = (explained(each, rows, self.components.config) for each in unreported(report, self.findings))
-            self.findings += [to_record(each, int(row["iteration"])) for each in new]
+            _apply_health_rules(self, rows)
 
 
-def unreported(report: HealthReport, known: Sequence[Mapping[str, Any]]) -> list[HealthFinding]:
-    """Return the findings of a report that are not recorded yet."""
-    return [finding for finding in report.findings if not any(_same(finding, each) for each in known)]
+def _restore_position(run: Run, state: Mapping[str, Any]) -> None:
+    """Restore the number of iterations, their prompts and the prefetched rollouts; history and audit stay."""
+    run.iterations_done = int(state["iteration"])
+    run.prompt_schedule.restore(state["prompt_schedule"])
+    run.prefetcher.restore(state["prefetched"], run.iterations_done + 1)
 
 
-def to_record(finding: HealthFinding, iteration: int) -> dict[str, Any]:
-    """Return a finding as JSON values, with the iteration of its report."""
-    return {"iteration": iteration, **asdict(finding)}
-
-
-def _same(finding: HealthFinding, known: Mapping[str, Any]) -> bool:
-    return all(known[name] == getattr(finding, name) for name in ("rule", "level", "since"))
+def _apply_health_rules(run: Run, rows: Sequence[Mapping[str, float]]) -> tuple[HealthReport, list[HealthFinding]]:
+    """Apply the rules to new rows; return the report, and its new findings, which are recorded with their cause."""
+    report = run.health_monitor.update(rows)
+    known = {(each["rule"], each["level"], each["since"]) for each in run.findings}
+    new = [each for each in report.findings if (each.rule, each.level, each.since) not in known]
+    new = [explained(each, rows, run.components.config) for each in new]
+    run.findings += [{"iteration": int(rows[-1]["iteration"]), **asdict(each)} for each in new]
+    return report, new
 
 
 def check_run_health(run: Run) -> tuple[HealthReport, dict[str, float]]:
@@ -130,14 +131,12 @@ def check_run_health(run: Run) -> tuple[HealthReport, dict[str, float]]:
     New findings are recorded and logged. A rule without patience left stops the run, unless the configuration only
     warns.
     """
-    config, rl = run.components.health, run.components.config
-    report = run.health_monitor.update(run.history)
-    for finding in (explained(each, run.history, rl) for each in unreported(report, run.findings)):
-        run.findings.append(to_record(finding, run.iterations_done))
+    report, new = _apply_health_rules(run, run.history)
+    for finding in new:
         run.recorder.log(f"health {finding.level}: {finding}\n  fix: {finding.fix}")
-    if report.stop and config.action == "stop":
+    if report.stop and run.components.health.action == "stop":
         run.stop = HealthStop(
-            finding=explained(report.stop, run.history, rl),
+            finding=explained(report.stop, run.history, run.components.config),
             iteration=run.iterations_done,
             restored_iteration=report.last_healthy,
         )
@@ -163,9 +162,7 @@ def restore_last_healthy(run: Run, stop: HealthStop) -> None:
             where=f"health.{stop.finding.rule}",
             fix=stop.finding.fix + (_RESTART.format(run.components.folder) if stop.restored_iteration else ""),
         )
-    run.iterations_done = int(state["iteration"])
-    run.prompt_schedule.restore(state["prompt_schedule"])
-    run.prefetcher.restore(state["prefetched"], run.iterations_done + 1, run.prompt_schedule.prompts_for)
+    _restore_position(run, state)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,7 +212,7 @@ class History(list[Row]):
         self._lines = AppendOnlyFile(folder / NAME)
 
     def append(self, row: Mapping[str, float]) -> None:
-        super().append({name: float(value) for name, value in row.items()} | {"iteration": int(row["iteration"])})
+        super().append(_with_shared_names(row))
         self._lines.add(json.dumps(self[-1]))
 
     def has(self, metric: str) -> bool:
@@ -235,7 +232,13 @@ class History(list[Row]):
         Raises:
             CheckpointError: The file differs from what was sealed.
         """
-        self[:] = map(json.loads, self._lines.restore(sealed.get(NAME)))
+        self[:] = (_with_shared_names(json.loads(line)) for line in self._lines.restore(sealed.get(NAME)))
+
+
+def _with_shared_names(row: Mapping[str, float]) -> Row:
+    """Return a row that shares its names with all others: own ones would be most of the memory of a long history."""
+    shared: Row = {sys.intern(name): float(value) for name, value in row.items()}
+    return shared | {"iteration": int(row["iteration"])}
 
 
 class Checkpoints:

@@ -100,7 +100,7 @@ def verify_rollouts(run: Run, rollouts: Sequence[Rollout], stats: UpdateStats) -
                 stats.first_tokens,
                 run.calibrations,
                 temperature=components.config.sampling.temperature,
-                dtype=_dtype(components),
+                dtype=components.coarser_dtype,
                 seed=derive_seed(components.seed, "compared tokens", version),
             )
         )
@@ -141,17 +141,8 @@ def _expected_weights(components: Components) -> ExpectedWeights:
         policy_version=learner.policy_version,
         score=learner.scores,
         temperature=components.config.sampling.temperature,
-        dtype=_dtype(components),
+        dtype=components.coarser_dtype,
     )
-
-
-def _dtype(components: Components) -> torch.dtype:
-    return lower_precision(components.engine_dtype, components.learner.facts.compute_dtype)
-
-
-def lower_precision(engine: torch.dtype, learner: torch.dtype) -> torch.dtype:
-    """Return the lower of both precisions, which limits their agreement."""
-    return max(engine, learner, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 def _probes(components: Components, engine: Sampler, *, group_size: int = 1) -> list[Rollout]:

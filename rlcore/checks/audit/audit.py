@@ -48,7 +48,8 @@ class Audit:
         self._renders = bool(first) and all(self._rendered(p) == p.token_ids for p in first)
         self._draws, self._logged = DrawAudit(components), set[str]()
         self._rows = {prompt.prompt_id: prompt for prompt in components.prompts}
-        self._evaluations = EvaluationAudit(components, log) if components.held_out else None
+        held_out = components.held_out
+        self._evaluations = EvaluationAudit(components, held_out, log) if held_out else None
         self._ref_logprobs: list[float] = []  # at the start of the run
         self._num_missing, self._digests = 0, list[tuple[int, str]]()  # failed rollouts that may be missing; samples
         self._iteration = 0

@@ -122,8 +122,7 @@ def _model_errors(
     components: Components,
 ) -> Iterator[Discrepancy]:
     learner, config = components.learner, components.config
-    own, positions = learner.facts.compute_dtype, list(found.positions[number])
-    exact = max(components.engine_dtype, own, key=lambda dtype: torch.finfo(dtype).eps)
+    exact, own, positions = components.coarser_dtype, learner.facts.compute_dtype, list(found.positions[number])
     in_reward = learner.has_reference and config.kl.apply_to == "reward"
     columns: list[tuple[str, Tensor, Tensor, torch.dtype]] = []
     if item.rollout.policy_version == learner.policy_version:

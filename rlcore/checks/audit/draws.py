@@ -122,7 +122,7 @@ class DrawAudit:
         if not (self._inverts and is_whole and kept and rollout.policy_version == learner.policy_version):
             return
         own = Features(**{name: getattr(features, name)[kept] for name in Features.__slots__})
-        is_half = min(self._components.engine_dtype.itemsize, learner.facts.compute_dtype.itemsize) < 4
+        is_half = self._components.coarser_dtype.itemsize < 4
         series = list(possible_numbers(index, rollout, self._components, iteration))
         self._test.bet_on_numbers(own, [positions[number] for number in kept], series, is_half=is_half)
 

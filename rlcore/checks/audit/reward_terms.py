@@ -193,19 +193,17 @@ def _bounds(right: int, count: int, confidence: float) -> tuple[float, float]:
 class EvaluationAudit:
     """Audit of the evaluations of a run: every accuracy, and within the time budget a few answers."""
 
-    def __init__(self, components: Components, log: Callable[[str], None]) -> None:
-        self._components, self._is_first = components, True
-        self._rewards = RewardAudit(components.held_out.verifier, log) if components.held_out else None
+    def __init__(self, components: Components, held_out: HeldOut, log: Callable[[str], None]) -> None:
+        self._components, self._held_out, self._is_first = components, held_out, True
+        self._rewards = RewardAudit(held_out.verifier, log)
         self._is_sampled = not any(isinstance(each, ScriptedSampler) for each in replicas_of(components.engine))
 
     def errors(
         self, groups: Answers, scores: Sequence[Score], metrics: Mapping[str, float], *, has_room: bool
     ) -> Iterator[Discrepancy]:
         """Yield discrepancies of an evaluation; the answers of the first one are audited without room in the budget."""
-        components, held_out = self._components, self._components.held_out
-        if held_out is None or self._rewards is None:
-            return
-        yield from accuracy_errors(held_out, groups, scores, metrics)
+        components = self._components
+        yield from accuracy_errors(self._held_out, groups, scores, metrics)
         if not (self._is_first or has_room):
             return
         self._is_first = False
@@ -231,7 +229,7 @@ class EvaluationAudit:
     def _greedy_errors(self, item: ScoredRollout) -> Iterator[Discrepancy]:
         """Yield a discrepancy if tokens are not the likeliest, whose probability is at least exp(-entropy)."""
         learner = self._components.learner
-        is_half = min(self._components.engine_dtype.itemsize, learner.facts.compute_dtype.itemsize) < 4
+        is_half = self._components.coarser_dtype.itemsize < 4
         slack, share = _FLAT[is_half]
         columns = zip(*map(torch.Tensor.tolist, learner.scores([item.rollout])), item.rollout.loss_mask, strict=True)
         below = [logprob < -entropy - slack for logprob, entropy, own in columns if own]

@@ -100,10 +100,7 @@ def reward_probes(prompt: Prompt, *, prefill: str = "") -> list[RewardProbe]:
         other = f"{number.value + 1}{'%' if number.is_percent else ''}"
         containing = [f"{answer} or {other}", *([f"1{answer}"] if str(answer)[0].isdigit() else [])]
         texts |= dict.fromkeys(map(_tagged, [other, *containing]), False)
-    return [
-        RewardProbe(rollout=_completion(prompt, required_prefix(prefill) + text), is_right=is_right)
-        for text, is_right in texts.items()
-    ]
+    return [_probe(prompt, required_prefix(prefill) + text, is_right=is_right) for text, is_right in texts.items()]
 
 
 def check_probes(reward: RewardFn, probes: Sequence[RewardProbe]) -> None:
@@ -130,8 +127,7 @@ def _probes_of(reward: RewardFn, prompts: Sequence[Prompt], prefill: str) -> lis
         return []
     if isinstance(known, FormatReward) and prompts:
         right, wrong = known.known()
-        texts = [(right, True), *((text, False) for text in wrong)]
-        return [RewardProbe(rollout=_completion(prompts[0], text), is_right=is_right) for text, is_right in texts]
+        return [_probe(prompts[0], text, is_right=text == right) for text in (right, *wrong)]
     if reward.name not in VERIFIERS:
         return []
     chosen = prompts_for(reward.name, prompts)
@@ -143,9 +139,7 @@ def _exchanged(prompts: Sequence[Prompt], prefill: str) -> list[RewardProbe]:
     answers = [known_answer(prompt) or "" for prompt in prompts]
     numbers = [parse_number(answer) for answer in answers]
     return [
-        RewardProbe(
-            rollout=_completion(prompts[index], required_prefix(prefill) + _tagged(answers[index - 1])), is_right=False
-        )
+        _probe(prompts[index], required_prefix(prefill) + _tagged(answers[index - 1]), is_right=False)
         for index, number in enumerate(numbers)
         if (other := numbers[index - 1]) is not None and number is not None and number.value != other.value
     ]
@@ -232,8 +226,8 @@ def _tagged(answer: str) -> str:
     return f"<answer>{answer}</answer>"
 
 
-def _completion(prompt: Prompt, text: str) -> Rollout:
-    return Rollout(
+def _probe(prompt: Prompt, text: str, *, is_right: bool) -> RewardProbe:
+    completion = Rollout(
         prompt=prompt,
         completion_ids=(0,),
         sampler_logprobs=(0.0,),
@@ -242,3 +236,4 @@ def _completion(prompt: Prompt, text: str) -> Rollout:
         finish_reason="stop",
         text=text,
     )
+    return RewardProbe(rollout=completion, is_right=is_right)

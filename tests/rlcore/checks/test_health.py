@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rlcore.checks.causes import CAUSES, explained
-from rlcore.checks.health import RULES, HealthFinding, check_health
+from rlcore.checks.health import RULES, HealthFinding, HealthMonitor, HealthReport
 from rlcore.checks.settings import algorithm_errors, check_context, require_disjoint
 from rlcore.config import LIMITS, HealthConfig, LimitConfig, RewardTerm, SamplingConfig
 from rlcore.errors import ConfigError
@@ -21,7 +21,9 @@ from rlcore.strict_config import build
 from rlcore.types import Message, Prompt
 from tests import strategies
 
-Curves = Mapping[str, Sequence[float | None]]
+
+def check_health(rows: Sequence[Mapping[str, float]], config: HealthConfig) -> HealthReport:
+    return HealthMonitor(config).update(rows)
 
 
 def history(**curves: Sequence[float | None]) -> list[dict[str, float]]:

@@ -112,38 +112,14 @@ def test_an_argument_may_contain_the_marks_of_a_call(form: str, text: str) -> No
 LONG = 200_000
 
 
+PIECES = (
+    "<tool_call>", "<tool_call>{", "</tool_call>", "<think>", "</think>", "[TOOL_CALLS]", "[TOOL_CALLS][", "[ARGS]",
+    "<tool:a>", "</tool>", "<tool:", "<|python_tag|>", "[", "{", '{"name":', '"', "\\", " ", "\n", "a", "a ", "9",
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize(
-    "piece",
-    [
-        *(
-            "<tool_call>",
-            "<tool_call>{",
-            "</tool_call>",
-            "<think>",
-            "</think>",
-            "[TOOL_CALLS]",
-            "[TOOL_CALLS][",
-            "[ARGS]",
-        ),
-        *(
-            "<tool:a>",
-            "</tool>",
-            "<tool:",
-            "<|python_tag|>",
-            "[",
-            "{",
-            '{"name":',
-            '"',
-            "\\",
-            " ",
-            "\n",
-            "a",
-            "a ",
-            "9",
-        ),
-    ],
-)
+@pytest.mark.parametrize("piece", PIECES)
 def test_no_long_turn_takes_more_than_its_length(form: str, piece: str) -> None:
     body = piece * (LONG // len(piece))
     ends = ("", "</tool_call>", "</tool>", "{", "}")

@@ -286,7 +286,7 @@ def test_draws_differ_between_turns_samples_prompts_and_seeds(
     assert sampler.sample(make_prompts("3+4", "3+4"), params, seed=1) != groups
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     seed=st.integers(0, 2**32),
     chosen=st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True),

@@ -140,14 +140,11 @@ def tool_of_python(boxes: SandboxPool) -> PythonTool:
 
 def test_programs_are_answered_in_order_with_what_they_print(tool_of_python: PythonTool) -> None:
     programs = ["print(347 * 286)", "x = 1", "print('a')\nprint('b')", "print(x)", "1/0", "print("]
-    outputs = tool_of_python(programs)
-    assert all(isinstance(output, ToolOutput) for output in outputs)
-    texts = [output.text for output in outputs if isinstance(output, ToolOutput)]
-    assert texts[:3] == ["99242", "nothing was printed", "a\nb"]
-    assert "NameError" in texts[3]  # nothing is kept of the second program
-    assert "ZeroDivisionError" in texts[4]
-    assert "SyntaxError" in texts[5]
-    assert [output.is_error for output in outputs if isinstance(output, ToolOutput)] == [False] * 3 + [True] * 3
+    outputs = [output for output in tool_of_python(programs) if isinstance(output, ToolOutput)]
+    assert [output.text for output in outputs[:3]] == ["99242", "nothing was printed", "a\nb"]
+    errors = ["NameError", "ZeroDivisionError", "SyntaxError"]  # nothing is kept of the second program
+    assert all(name in output.text for name, output in zip(errors, outputs[3:], strict=True))
+    assert [output.is_error for output in outputs] == [False] * 3 + [True] * 3
 
 
 def test_an_error_with_half_a_surrogate_pair_is_escaped(tool_of_python: PythonTool) -> None:
@@ -157,7 +154,7 @@ def test_an_error_with_half_a_surrogate_pair_is_escaped(tool_of_python: PythonTo
 
 
 def test_a_program_that_does_not_end_and_one_that_ends_itself_are_errors_of_the_policy(boxes: SandboxPool) -> None:
-    endless, gone = PythonTool(boxes, timeout_seconds=2.0)(["while True: pass", "import os; os._exit(0)"])
+    endless, gone = PythonTool(boxes, timeout_seconds=0.7)(["while True: pass", "import os; os._exit(0)"])
     assert endless == ToolOutput(text="error: the program's time was up", is_error=True)
     assert isinstance(gone, ToolOutput)
     assert gone.is_error
@@ -179,10 +176,7 @@ def test_a_sandbox_that_does_not_start_is_no_error_of_the_policy() -> None:
 
 def test_the_table_gives_the_tool_its_sandbox() -> None:
     config = EpisodeConfig(tools=("python", "calculator"))
-    assert [tool_of_python.name for tool_of_python in build_tools(config, ToolResources(sandbox=Broken()))] == [
-        "python",
-        "calculator",
-    ]
+    assert [each.name for each in build_tools(config, ToolResources(sandbox=Broken()))] == ["python", "calculator"]
     with pytest.raises(ConfigError, match="needs a sandbox"):
         build_tools(config, ToolResources())
 
@@ -230,15 +224,14 @@ NESTED = "WITH a0 AS (SELECT 1)" + "".join(f", a{n} AS (SELECT 1 FROM a{n - 1}, 
 
 WIDE = "WITH a AS (SELECT 1 FROM " + ",".join(["stock"] * 9) + "), b AS (SELECT 1 FROM " + ",".join(["a"] * 60)
 
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c) SELECT max(x) FROM c"
+
 SUMS = "+".join(["x"] * 80)
 
 FIVE = ", ".join(f"stock {letter}" for letter in "abcde")
 
 HOSTILE = {
-    "an endless recursion": (
-        "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c) SELECT max(x) FROM c",
-        "too many steps",
-    ),
+    "an endless recursion": (ENDLESS, "too many steps"),
     "a product of tables": ("SELECT count(*) FROM stock a, stock b, stock c, stock d, stock e", "too many steps"),
     "slow steps": (
         f"SELECT sum('{'a' * 200}' LIKE '%a%a%a%a%a%a%a%a%a%a%a%a%a%a%a%b') FROM {FIVE}",
@@ -321,8 +314,7 @@ def test_the_authorizer_alone_and_the_read_only_file_alone_refuse_a_write() -> N
 
 def test_a_query_of_too_many_steps_leaves_the_next_one_its_own() -> None:
     database = ReadOnlyDatabase({"stock": (("id",), [(1,)])}, SqlLimits(steps=2_000))
-    endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM c) SELECT max(x) FROM c"
     for _ in range(3):
         with pytest.raises(CallError, match="too many steps"):
-            database.answer(endless)
+            database.answer(ENDLESS)
         assert database.answer("SELECT id FROM stock") == "1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from rlcore.models.importing import import_model
 from rlcore.rewards.user_function import function_reward
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.types import Rollout, ScoredRollout
+from rlcore.types import Prompt, Rollout, ScoredRollout
 from tests import strategies
 
 SHAPE = ShapeConfig(hidden_size=16, num_layers=1, num_heads=2, num_kv_heads=2, intermediate_size=16, max_positions=128)
@@ -66,6 +67,11 @@ def right_answers(rollouts: Sequence[Rollout]) -> list[float | Sequence[float] |
     return [float(rollout.text == "right") for rollout in rollouts]
 
 
+@cache
+def prompts_of(start: Path | str) -> tuple[Prompt, ...]:
+    return tuple(chat_prompts(ChatTokenizer.load(start), QUESTIONS))
+
+
 @pytest.fixture(scope="session")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("loop") / "model"
@@ -85,11 +91,10 @@ def make_components(start: Path, tmp_path: Path) -> MakeComponents:
             "sampling": SamplingConfig(max_new_tokens=6),
             "checkpoints": CheckpointConfig(every_iterations=1),
         }
-        prompts = chat_prompts(ChatTokenizer.load(start), QUESTIONS)
         components = native_components(
             start,
             strategies.rl_config(**{**required, **(config or {})}),
-            prompts=prompts,
+            prompts=prompts_of(start),
             reward=function_reward(right_answers),
             folder=tmp_path / folder,
         )

@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from rlcore.errors import SamplingError
-from rlcore.loop.prefetch import Groups, RolloutPrefetcher, from_json, mean_staleness, to_json
+from rlcore.loop.prefetch import Groups, RolloutPrefetcher, mean_staleness
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout, ToolCall
 from tests.waiting import LONG
 
@@ -123,7 +123,7 @@ def test_resumed_run_uses_rollouts_of_checkpoint() -> None:
         expected = ahead.get(engine.sample, 2, until=3)
     again.version = 9
     with closing(RolloutPrefetcher()) as resumed:
-        resumed.restore(json.loads(json.dumps(state)), 2, lambda iteration: [PROMPT])
+        resumed.restore(json.loads(json.dumps(state)), 2)
         assert resumed.get(again.sample, 2, until=3) == expected
     assert again.asked == [3]
 
@@ -131,7 +131,7 @@ def test_resumed_run_uses_rollouts_of_checkpoint() -> None:
 def test_checkpoint_without_staleness_has_no_rollouts() -> None:
     with closing(RolloutPrefetcher()) as ahead:
         assert ahead.state() == ""
-        ahead.restore("", 1, lambda iteration: [PROMPT])
+        ahead.restore("", 1)
         assert ahead.get(Engine().sample, 1, until=1) == [[rollout()]]
 
 
@@ -144,8 +144,14 @@ def test_rollouts_round_trip_json() -> None:
     changed = dataclasses.replace(PROMPT, messages=asked, token_ids=(*PROMPT.token_ids, 7), tools="[]")
     of_environment = dataclasses.replace(rollout(), prompt=changed, environment_reward=0.5)
     plain = [rollout(logprob=value) for value in (0.0, -0.1, -1e-300, -1.7e308, -1 / 3)]
+    plain[-1] = dataclasses.replace(plain[-1], replica=3)
     groups = [[rollout(), episode], [episode], [of_environment], plain, []]
-    assert from_json(to_json(groups), [PROMPT] * 5) == groups
+    with closing(RolloutPrefetcher()) as ahead, closing(RolloutPrefetcher()) as resumed:
+        ahead.get(lambda iteration: groups, 1, until=2)
+        resumed.restore(ahead.state(), 2)
+        found = resumed.get(Engine().sample, 2, until=2)
+    assert found == groups
+    assert [[each.replica for each in group] for group in found] == [[0, 0], [0], [0], [0] * 4 + [3], []]
 
 
 def test_mean_staleness() -> None:

@@ -91,7 +91,7 @@ def test_resumed_schedule_has_same_prompts(
 def test_silent_prompt_is_revisited_with_falling_probability() -> None:
     """One of ten prompts never has a signal. Expected: 1/2, then 1/4, 1/8, and never below 1/16."""
     hits, tries = Counter[int](), Counter[int]()
-    for seed in range(150):
+    for seed in range(60):
         turns, times = PromptSchedule(prompts(10), 1, seed=seed, keep_prob=0.5), 0
         passed_before = passed = iteration = 0
         while times < 7:
@@ -175,16 +175,6 @@ def test_dataset_weights_hold_for_any_stretch(weights: list[int], first: int) ->
         assert abs(found.count(name) - 40 * share / sum(weights)) <= 2.0
 
 
-def test_dataset_in_mix_shows_every_prompt_once_an_epoch() -> None:
-    pool, shares = [*of("a", 6), *of("b", 3)], {"a": 3.0, "b": 1.0}
-    straight = [
-        prompt for prompt in PromptSchedule(pool, 24, seed=1, weights=shares).prompts_for(1) if prompt.dataset == "a"
-    ]
-    first, second = [[prompt.prompt_id for prompt in straight][place : place + 6] for place in (0, 6)]
-    assert sorted(first) == sorted(second) == [f"a/{i}" for i in range(6)]
-    assert first != second
-
-
 def test_replacements_keep_dataset_weights() -> None:
     found = [prompt.dataset for prompt in interleave([*of("a", 5), *of("b", 1)], {"a": 2.0, "b": 1.0})]
     assert found == ["a", "b", "a", "a", "a", "a"]
@@ -223,19 +213,6 @@ def test_silent_groups_are_replaced_in_place() -> None:
     assert source.asked == [(1, 2), (2, 1)]
 
 
-def test_silent_group_stays_after_last_round() -> None:
-    drawn, source = replaced([False, True], [False, True], max_rounds=1)
-    assert drawn.groups == ((0, False), (101, True))
-    assert drawn.replaced == ((100, False),)
-    assert source.asked == [(1, 1)]
-
-
-def test_replacement_ends_when_prompts_run_out() -> None:
-    drawn, source = replaced([False, False, False], [True], max_rounds=9)
-    assert drawn.groups == ((0, True), (101, False), (102, False))
-    assert source.asked == [(1, 3), (2, 2)]
-
-
 @given(
     first=st.lists(st.booleans(), min_size=1, max_size=6),
     later=st.lists(st.booleans(), max_size=12),
@@ -258,15 +235,6 @@ def test_unused_prompts(count: int, taken: int, seed: int, iteration: int) -> No
     fresh = unused_prompts(prompts(count), used, seed=seed, iteration=iteration)
     assert sorted(int(prompt.prompt_id) for prompt in fresh) == list(range(min(taken, count), count))
     assert fresh == unused_prompts(prompts(count), used, seed=seed, iteration=iteration)
-
-
-def test_order_of_unused_prompts_depends_on_seed_and_iteration() -> None:
-    orders = {
-        tuple(p.prompt_id for p in unused_prompts(prompts(20), (), seed=seed, iteration=iteration))
-        for seed in (0, 1)
-        for iteration in (1, 2)
-    }
-    assert len(orders) == 4
 
 
 NUM_PROMPTS, GROUP_SIZE = 10, 3

@@ -133,7 +133,7 @@ def components_of(engine: ReplicatedSampler, model: PreTrainedModel, prompts: li
         seed=0,
         learner=LocalLearner(learner),
         config=config,
-        engine_dtype=torch.float32,
+        coarser_dtype=torch.float32,
     )
 
 

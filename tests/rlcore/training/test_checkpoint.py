@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.checks.health import check_health
+from rlcore.checks.health import HealthMonitor
 from rlcore.config import (
     LIMITS,
     CriticConfig,
@@ -237,7 +237,7 @@ def test_pruning_keeps_checkpoint_of_health_rules(rows: list[dict[str, float]], 
     written: set[int] = set()
     for iteration, row in enumerate(rows, start=1):
         history.append({"iteration": iteration, "reward/mean": iteration, "staleness": float(staleness), **row})
-        verdict = check_health(history, HEALTH)
+        verdict = HealthMonitor(HEALTH).update(history)
         goal = [
             max((step for step in steps if step <= verdict.last_healthy), default=None) for steps in (kept, written)
         ]

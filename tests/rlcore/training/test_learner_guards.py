@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlcore.algorithms.kl import PenaltyController
-from rlcore.checks.health import check_health
+from rlcore.checks.health import HealthMonitor
 from rlcore.config import CriticConfig, HealthConfig, KlConfig, OptimConfig, RolloutCorrectionConfig
 from rlcore.errors import NonFiniteError
 from rlcore.models.policy import completion_logprobs, score_sequences
@@ -425,9 +425,9 @@ def clip_history(*fractions: float | None) -> list[dict[str, float]]:
 
 
 def test_iterations_without_step_do_not_count_as_clipped() -> None:
-    patient = check_health(clip_history(0.1, 0.9, 0.9, None, 0.9, None, 0.9), HealthConfig())
+    patient = HealthMonitor(HealthConfig()).update(clip_history(0.1, 0.9, 0.9, None, 0.9, None, 0.9))
     assert [(finding.level, finding.since) for finding in patient.findings] == [("alarm", 2)]
     assert patient.last_healthy == 0
-    stopped = check_health(clip_history(0.1, 0.9, 0.9, None, 0.9, None, 0.9, 0.9), HealthConfig())
+    stopped = HealthMonitor(HealthConfig()).update(clip_history(0.1, 0.9, 0.9, None, 0.9, None, 0.9, 0.9))
     assert stopped.stop is not None
-    assert check_health(clip_history(None, None, None), HealthConfig()).findings == ()
+    assert HealthMonitor(HealthConfig()).update(clip_history(None, None, None)).findings == ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,9 +44,15 @@ def errors_of(learner: Learner, updates: int = 1) -> list[str]:
     return found
 
 
+TIGHT, LOOSE = (
+    UpdateConfig(optim=OptimConfig(max_grad_norm=limit), rollout_correction=NO_CORRECTION) for limit in (1e-3, 1e3)
+)
+
+
+@pytest.mark.parametrize("update", [UPDATE, TIGHT, LOOSE])
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
-def test_correct_steps_have_no_finding(name: str) -> None:
-    assert errors_of(make_learner(name, dtype=torch.float32, update=UPDATE, num_iterations=6), updates=6) == []
+def test_correct_steps_have_no_finding(name: str, update: UpdateConfig) -> None:
+    assert errors_of(make_learner(name, dtype=torch.float32, update=update, num_iterations=6), updates=6) == []
 
 
 def test_a_head_on_the_policys_backbone_and_a_critic_that_warms_up_are_left_alone() -> None:
@@ -54,40 +61,76 @@ def test_a_head_on_the_policys_backbone_and_a_critic_that_warms_up_are_left_alon
     assert errors_of(learner, updates=14) == []
 
 
-def test_an_optimizer_that_climbs_is_found_in_its_first_step() -> None:
-    learner = make_learner("grpo", dtype=torch.float32, update=UPDATE)
-    for group in learner.optimizer.param_groups:
+def climbs(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
         group["maximize"] = True
-    assert "AdamW at this point of the schedule" in errors_of(learner)[0]
+    optim.take_step(optimizer)
 
 
-def test_moments_that_were_forgotten_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forgetful(optimizer: torch.optim.Optimizer) -> None:
-        optimizer.state.clear()
-        optim.take_step(optimizer)
-
-    monkeypatch.setattr(learner_module, "take_step", forgetful)
-    found = errors_of(make_learner("grpo", dtype=torch.float32, update=UPDATE), updates=2)
-    assert "are of 0 steps, expected 1" in found[0]
+def forgets(optimizer: torch.optim.Optimizer) -> None:
+    optimizer.state.clear()
+    optim.take_step(optimizer)
 
 
-def test_a_rate_that_is_not_the_schedules_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    learner = make_learner("grpo", dtype=torch.float32, update=UPDATE)
-    monkeypatch.setattr(learner_module, "set_schedule_step", lambda scheduler, step: None)
-    for group in learner.optimizer.param_groups:
+def takes_every_second() -> Callable[[torch.optim.Optimizer], None]:
+    steps = count()
+    return lambda optimizer: optim.take_step(optimizer) if next(steps) % 2 else None
+
+
+def has_a_rate_of_its_own(scheduler: Any, step: int) -> None:
+    for group in scheduler.optimizer.param_groups:
         group["lr"] = 0.1
-    assert "AdamW at this point of the schedule" in errors_of(learner)[0]
 
 
-def test_a_gradient_that_is_not_clipped_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    clip = optim.clip_gradient
+def clips_nothing(parameters: Any, *, max_grad_norm: float, scale: float = 1.0) -> float:
+    return optim.clip_gradient(parameters, max_grad_norm=1e9, scale=scale)
 
-    def loose(parameters: Any, *, max_grad_norm: float, scale: float = 1.0) -> float:
-        return clip(parameters, max_grad_norm=1e9, scale=scale)
 
-    monkeypatch.setattr(learner_module, "clip_gradient", loose)
-    tight = UpdateConfig(optim=OptimConfig(max_grad_norm=1e-3), rollout_correction=NO_CORRECTION)
-    assert "the clipping limit is 0.001" in errors_of(make_learner("grpo", dtype=torch.float32, update=tight))[0]
+def after(change: Callable[[list[Any]], object]) -> Callable[..., float]:
+    """Clip after a change of the parameters' gradients."""
+
+    def clip(parameters: Any, **settings: Any) -> float:
+        listed = list(parameters)
+        change([parameter.grad for parameter in listed if parameter.grad is not None])
+        return optim.clip_gradient(listed, **settings)
+
+    return clip
+
+
+def times(factor: float) -> Callable[..., float]:
+    return after(lambda gradients: [gradient.mul_(factor) for gradient in gradients])
+
+
+ADAMW, BACKWARD = "AdamW at this point of the schedule", "times the gradient of its backward passes"
+MIDWAY = "changed between backward pass and step, others did not"
+# The function of the learner that is exchanged, for what, the settings, and what the checker says.
+FAULTS: dict[str, tuple[str, Any, UpdateConfig, str]] = {
+    "climbs": ("take_step", climbs, UPDATE, ADAMW),
+    "forgets its moments": ("take_step", forgets, UPDATE, "are of 0 steps, expected 1"),
+    "leaves a step out": (
+        "take_step",
+        takes_every_second(),
+        UPDATE,
+        "the policy's optimizer took 2 steps since the last update, expected 4",
+    ),
+    "another rate": ("set_schedule_step", has_a_rate_of_its_own, UPDATE, ADAMW),
+    "a late rate": ("set_schedule_step", lambda s, step: optim.set_schedule_step(s, step - step % 4), UPDATE, ADAMW),
+    "no clipping": ("clip_gradient", clips_nothing, TIGHT, "the clipping limit is 0.001"),
+    "turned": ("clip_gradient", times(-1.0), LOOSE, f"a step has -1 {BACKWARD}"),
+    "halved": ("clip_gradient", times(0.5), LOOSE, f"a step has 0.5 {BACKWARD}"),
+    "raised": ("clip_gradient", times(3.0), LOOSE, f"a step has 3 {BACKWARD}"),
+    "turned and clipped": ("clip_gradient", times(-1.0), TIGHT, BACKWARD),
+    "the first tensor": ("clip_gradient", after(lambda gradients: gradients[0].mul_(0.5)), LOOSE, MIDWAY),
+    "the last tensor": ("clip_gradient", after(lambda gradients: gradients[-1].mul_(0.5)), LOOSE, MIDWAY),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_wrong_step_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, wrong, update, says = FAULTS[name]
+    monkeypatch.setattr(learner_module, function, wrong)
+    found = errors_of(make_learner("grpo", dtype=torch.float32, update=update), updates=2)
+    assert says in found[0]
 
 
 def test_weights_that_no_optimizer_holds_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,60 +145,14 @@ def test_weights_that_no_optimizer_holds_are_named(monkeypatch: pytest.MonkeyPat
     assert "11 of 20 trainable tensors are in no optimizer: model.embed_tokens.weight, " in found
 
 
-def test_weights_that_get_no_gradient_are_named_after_ten_steps() -> None:
+@pytest.mark.parametrize(("updates", "is_found"), [(2, False), (4, True)])
+def test_weights_that_get_no_gradient_are_named_after_ten_steps(updates: int, is_found: bool) -> None:
     learner = make_learner("grpo", dtype=torch.float32, update=UPDATE)
-    idle = dict(learner.policy.named_parameters())["model.layers.1.mlp.up_proj.weight"]
-    idle.register_hook(torch.zeros_like)
-    assert errors_of(learner, updates=2) == []
-    learner = make_learner("grpo", dtype=torch.float32, update=UPDATE)
-    idle = dict(learner.policy.named_parameters())["model.layers.1.mlp.up_proj.weight"]
-    idle.register_hook(torch.zeros_like)
-    (found,) = errors_of(learner, updates=4)
-    assert "1 of 20 trainable tensors got no gradient in 10 steps: model.layers.1.mlp.up_proj.weight" in found
-
-
-@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
-def test_the_rate_by_formula_is_that_of_the_library(schedule: Any) -> None:
-    config = OptimConfig(warmup_steps=3, schedule=schedule)
-    optimizer = make_optimizer([(torch.nn.Linear(2, 2), 0.5)], config)
-    scheduler = make_scheduler(optimizer, config, num_steps=9)
-    for step in range(12):
-        optim.set_schedule_step(scheduler, step)
-        assert learning_rate_at(config, 0.5, step, num_steps=9) == pytest.approx(optimizer.param_groups[0]["lr"])
-
-
-def around_steps(monkeypatch: pytest.MonkeyPatch, change: Callable[[Learner, dict[str, torch.Tensor]], None]) -> None:
-    """Change weights after each step, by what they were before it."""
-    steps = Learner._take_steps
-
-    def take(self: Learner, totals: Any) -> None:
-        before = {name: parameter.detach().clone() for name, parameter in self.policy.named_parameters()}
-        steps(self, totals)
-        with torch.no_grad():
-            change(self, before)
-
-    monkeypatch.setattr(Learner, "_take_steps", take)
-
-
-@pytest.mark.parametrize("word", ["embed_tokens", "model.norm", "layers.0.mlp.down_proj"])
-def test_a_tensor_that_stands_still_is_named_whichever_it_is(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def back(learner: Learner, before: dict[str, torch.Tensor]) -> None:
-        for name, parameter in learner.policy.named_parameters():
-            if word in name:
-                parameter.copy_(before[name])
-
-    around_steps(monkeypatch, back)
-    learner = make_learner("grpo", dtype=torch.float32, update=UPDATE)
-    found = errors_of(learner, updates=3)
-    assert any(word in sentence and "changed outside of optimizer steps" in sentence for sentence in found)
-
-
-def test_a_rate_that_is_wrong_after_the_first_step_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    seek = optim.set_schedule_step
-    monkeypatch.setattr(learner_module, "set_schedule_step", lambda scheduler, step: seek(scheduler, step - step % 4))
-    assert (
-        "AdamW at this point of the schedule" in errors_of(make_learner("grpo", dtype=torch.float32, update=UPDATE))[0]
-    )
+    idle = "model.layers.1.mlp.up_proj.weight"
+    dict(learner.policy.named_parameters())[idle].register_hook(torch.zeros_like)
+    says = f"1 of 20 trainable tensors got no gradient in 10 steps: {idle}"
+    found = errors_of(learner, updates=updates)
+    assert len(found) == is_found and all(says in each for each in found)
 
 
 def test_gradients_that_are_zero_everywhere_count_for_no_step() -> None:
@@ -166,17 +163,30 @@ def test_gradients_that_are_zero_everywhere_count_for_no_step() -> None:
     assert errors_of(learner, updates=4) == []
 
 
-def test_a_step_that_is_left_out_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    count = [0]
+@pytest.mark.parametrize("word", ["embed_tokens", "model.norm", "layers.0.mlp.down_proj"])
+def test_a_tensor_that_stands_still_is_named_whichever_it_is(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = Learner._take_steps
 
-    def take(optimizer: torch.optim.Optimizer) -> None:
-        count[0] += 1
-        if count[0] % 2:
-            optim.take_step(optimizer)
+    def take(self: Learner, totals: Any) -> None:
+        before = {name: parameter.detach().clone() for name, parameter in self.policy.named_parameters()}
+        steps(self, totals)
+        for name, parameter in self.policy.named_parameters():
+            if word in name:
+                parameter.data.copy_(before[name])
 
-    monkeypatch.setattr(learner_module, "take_step", take)
-    found = errors_of(make_learner("grpo", dtype=torch.float32, update=UPDATE))
-    assert "the policy's optimizer took 2 steps since the last update, expected 4" in found
+    monkeypatch.setattr(Learner, "_take_steps", take)
+    found = errors_of(make_learner("grpo", dtype=torch.float32, update=UPDATE), updates=3)
+    assert any(word in sentence and "changed outside of optimizer steps" in sentence for sentence in found)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
+def test_the_rate_by_formula_is_that_of_the_library(schedule: Any) -> None:
+    config = OptimConfig(warmup_steps=3, schedule=schedule)
+    optimizer = make_optimizer([(torch.nn.Linear(2, 2), 0.5)], config)
+    scheduler = make_scheduler(optimizer, config, num_steps=9)
+    for step in range(12):
+        optim.set_schedule_step(scheduler, step)
+        assert learning_rate_at(config, 0.5, step, num_steps=9) == pytest.approx(optimizer.param_groups[0]["lr"])
 
 
 SAMPLES = strategies.random_samples(3)
@@ -205,6 +215,7 @@ def test_the_kl_that_a_coefficient_follows_is_per_episode(apply_to: Any) -> None
     assert list(measure_error("the KL", expected, found)) == []
     (error,) = measure_error("the KL", expected / 12.0, found)
     assert str(error).startswith("the KL: expected")
+    assert list(measure_error("the KL", math.nan, 0.1))
 
 
 def stats_of(epochs: int, *kl: tuple[float, float, float]) -> UpdateStats:
@@ -326,48 +337,3 @@ def test_rollouts_are_as_old_as_the_staleness_allows(iteration: int, staleness: 
 
 def test_a_measure_that_is_not_a_number_is_an_error() -> None:
     assert list(measure_error("the KL", math.nan, 0.1))
-
-
-TIGHT = UpdateConfig(optim=OptimConfig(max_grad_norm=1e-3), rollout_correction=NO_CORRECTION)
-
-LOOSE = UpdateConfig(optim=OptimConfig(max_grad_norm=1e3), rollout_correction=NO_CORRECTION)
-
-
-@pytest.mark.parametrize("update", [TIGHT, LOOSE])
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
-def test_a_gradient_that_is_clipped_or_whole_is_left_alone(name: str, update: UpdateConfig) -> None:
-    assert errors_of(make_learner(name, dtype=torch.float32, update=update), updates=3) == []
-
-
-def changed(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[Any]], None], update: UpdateConfig) -> list[str]:
-    clip = optim.clip_gradient
-
-    def clipping(parameters: Any, **settings: Any) -> float:
-        listed = list(parameters)
-        change([parameter for parameter in listed if parameter.grad is not None])
-        return clip(listed, **settings)
-
-    monkeypatch.setattr(learner_module, "clip_gradient", clipping)
-    return errors_of(make_learner("grpo", dtype=torch.float32, update=update))
-
-
-@pytest.mark.parametrize(
-    ("factor", "update", "says"),
-    [
-        (-1.0, LOOSE, "a step has -1 times the gradient of its backward passes"),
-        (0.5, LOOSE, "a step has 0.5 times the gradient of its backward passes"),
-        (3.0, LOOSE, "a step has 3 times the gradient of its backward passes"),
-        (-1.0, TIGHT, "times the gradient of its backward passes"),
-    ],
-)
-def test_a_gradient_that_was_turned_halved_or_raised_is_found(
-    factor: float, update: UpdateConfig, says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = changed(monkeypatch, lambda them: [each.grad.mul_(factor) for each in them][:0] and None, update)
-    assert says in found[0]
-
-
-@pytest.mark.parametrize("place", [0, 7, -1])
-def test_a_single_tensors_gradient_that_was_changed_is_named(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = changed(monkeypatch, lambda them: them[place].grad.mul_(0.5), LOOSE)
-    assert "changed between backward pass and step, others did not" in found[0]

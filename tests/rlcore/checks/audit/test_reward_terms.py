@@ -195,7 +195,7 @@ def groups(asked: list[Prompt], size: int = 2) -> list[list[ScoredRollout]]:
     return [[one(prompt, number) for number in range(size)] for prompt in asked]
 
 
-def faults_of_prompt_checks(made: Any, asked: Any, config: Any = CONFIG, allowed: int = 0) -> list[str]:
+def group_faults(made: Any, asked: Any, config: Any = CONFIG, allowed: int = 0) -> list[str]:
     return [str(error) for error in group_errors(made, asked, config, num_missing=allowed)]
 
 
@@ -220,34 +220,31 @@ def test_turns_that_depend_on_what_was_shown_are_not_foretold_and_others_than_ex
 def test_complete_groups_have_no_error_and_failed_rollouts_may_be_missing() -> None:
     asked = prompts(3)
     made = groups(asked)
-    assert faults_of_prompt_checks(made, asked) == []
+    assert group_faults(made, asked) == []
     made[1] = made[1][:1]
-    assert faults_of_prompt_checks(made, asked, allowed=1) == []
-    assert faults_of_prompt_checks(made, asked) == ["the sizes of the groups: expected 2 rollouts each, found 2, 1, 2"]
+    assert group_faults(made, asked, allowed=1) == []
+    assert group_faults(made, asked) == ["the sizes of the groups: expected 2 rollouts each, found 2, 1, 2"]
 
 
 def test_groups_that_were_mixed_lost_or_doubled_are_named() -> None:
     asked = prompts(3)
     made = groups(asked)
     mixed = [list(column) for column in zip(*made, strict=True)] + made[2:]
-    assert faults_of_prompt_checks(mixed, asked)[0] == "group 1: expected one prompt, 'p0', found 'p0', 'p1', 'p2'"
-    assert faults_of_prompt_checks(made[:2], asked) == ["groups: expected 3, found 2"]
-    assert faults_of_prompt_checks([[made[0][0], made[0][0]], *made[1:]], asked)[0].startswith(
+    assert group_faults(mixed, asked)[0] == "group 1: expected one prompt, 'p0', found 'p0', 'p1', 'p2'"
+    assert group_faults(made[:2], asked) == ["groups: expected 3, found 2"]
+    assert group_faults([[made[0][0], made[0][0]], *made[1:]], asked)[0].startswith(
         "a rollout is in the training batch twice"
     )
-    assert "one prompt, 'p1', found 'p2'" in faults_of_prompt_checks([made[0], made[2], made[1]], asked)[0]
+    assert "one prompt, 'p1', found 'p2'" in group_faults([made[0], made[2], made[1]], asked)[0]
 
 
 def test_a_group_of_a_fresh_prompt_may_stand_in_the_place_of_another_where_groups_are_replaced() -> None:
-    asked, replaces = (
-        prompts(3),
-        dataclasses.replace(CONFIG, sampling=SamplingConfig(max_new_tokens=4, dynamic_sampling_rounds=1)),
-    )
-    made = groups(asked)
-    fresh = groups(prompts()[5:6])
+    replaces = dataclasses.replace(CONFIG, sampling=SamplingConfig(max_new_tokens=4, dynamic_sampling_rounds=1))
+    asked = prompts(3)
+    made, fresh = groups(asked), groups(prompts()[5:6])
     exchanged = [made[0], fresh[0], made[2]]
-    assert faults_of_prompt_checks(exchanged, asked, replaces) == []
-    assert "found 'p5'" in faults_of_prompt_checks(exchanged, asked)[0]
+    assert group_faults(exchanged, asked, replaces) == []
+    assert "found 'p5'" in group_faults(exchanged, asked)[0]
     drawn = unselected_rollouts(exchanged, [made[1]], asked)
     assert [item.rollout.prompt.prompt_id for _, item in drawn] == ["p0", "p0", "p1", "p1", "p2", "p2"]
 

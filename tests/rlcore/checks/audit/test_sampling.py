@@ -43,7 +43,7 @@ def capital(
 def test_no_bet_gains_on_average_where_tokens_come_from_what_is_reported() -> None:
     reported, trainers = distributions(1), distributions(1, seed=5)
     gains = torch.zeros(NUM_BETS, dtype=torch.float64)
-    draws = 400  # of the place within a token's mass, on a grid
+    draws = 200  # of the place within a token's mass, on a grid
     for token in range(reported.shape[1]):
         features = features_of(trainers, [token], [EOS], before=[[1, 5]], prompt_ids=[7])
         for number in range(draws):

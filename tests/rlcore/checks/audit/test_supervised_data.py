@@ -6,18 +6,15 @@ import contextlib
 import dataclasses
 import random
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from rlcore.config import ModelConfig
 from rlcore.errors import DataError, TrainingError
 from rlcore.evaluation.intervals import accuracy
 from rlcore.hardware.precision import set_compute_dtype
 from rlcore.models.heads import ScalarHeadModel, score_rewards
-from rlcore.models.importing import import_model
 from rlcore.text.demonstrations import Demonstration, render_conversation
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.audit.shuffle_gap import (
@@ -38,7 +35,6 @@ from rlcore.training.audit.supervised_data import (
 from rlcore.training.sft import SftLearner, run_sft_steps
 from rlcore.types import Message
 from tests import strategies
-from tests.rlcore.loop.conftest import SHAPE
 from tests.rlcore.training.test_sft import config, echo_sequences, whole
 
 QUESTION = (Message(role="user", content="3+4"),)
@@ -46,13 +42,6 @@ QUESTION = (Message(role="user", content="3+4"),)
 LONGER = (*QUESTION, Message(role="assistant", content="7"), Message(role="user", content="+2"))
 
 ROWS = [(QUESTION, "seven"), (LONGER, "nine"), ((Message(role="user", content="1+1"),), "two")]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> ChatTokenizer:
-    folder: Path = tmp_path_factory.mktemp("data") / "model"
-    import_model(ModelConfig(source="scratch", shape=SHAPE), folder, seed=0)
-    return ChatTokenizer.load(folder)
 
 
 def made(tokenizer: ChatTokenizer) -> list[Demonstration]:
@@ -76,15 +65,7 @@ CHANGES: dict[str, tuple[Callable[[list[Demonstration]], list[Demonstration]], s
         lambda them: [dataclasses.replace(one, loss_mask=(*one.loss_mask[1:], False)) for one in them],
         "the end of a turn is not trained on",
     ),
-    "rotated": (
-        lambda them: [
-            dataclasses.replace(
-                one, sequence=dataclasses.replace(them[n - 1].sequence), loss_mask=them[n - 1].loss_mask
-            )
-            for n, one in enumerate(them)
-        ],
-        "its row has 'seven'",
-    ),
+    "rotated": (lambda them: [them[-1], *them[:-1]], "its row has 'seven'"),
     "fewer": (lambda them: them[1:], "2 demonstrations were made of 3 rows"),
 }
 

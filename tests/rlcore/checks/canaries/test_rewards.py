@@ -6,6 +6,7 @@ import itertools
 import json
 import math as numbers
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -45,30 +46,25 @@ NUMBERS = [prompt("35"), prompt("-1/2"), prompt("50%"), prompt("so 1 + 1 = 2\n##
 
 @pytest.fixture(scope="module")
 def math() -> Iterator[MathReward]:
-    reward = MathReward()
-    yield reward
-    reward.close()
+    with closing(MathReward()) as reward:
+        yield reward
 
 
-class Constant:
-    """A broken reward: every answer gets the same."""
+class Verifier:
+    """A broken reward."""
 
     name = "math"
 
-    def __init__(self, score: Score) -> None:
+    def __init__(self, score: Callable[[Rollout], Score | bool | float]) -> None:
         self._score = score
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [self._score] * len(rollouts)
+        found = map(self._score, rollouts)
+        return [each if isinstance(each, Score) else scored("math", float(each)) for each in found]
 
 
-class AnyNumber:
-    """A broken reward: it sees that there is a number, not which."""
-
-    name = "math"
-
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [scored("math", float(any(map(str.isdigit, rollout.text)))) for rollout in rollouts]
+def constant(score: Score | float) -> Verifier:
+    return Verifier(lambda _: score)
 
 
 def test_a_correct_verifier_passes(math: MathReward) -> None:
@@ -86,24 +82,26 @@ def test_where_the_template_begins_the_thinking_the_probes_end_it() -> None:
     reward.close()
 
 
-@pytest.mark.parametrize("dataset", ["chain_sum", "gsm_symbolic"])  # the second's own scorer reads the first number
-def test_a_correct_procedural_verifier_passes(dataset: str) -> None:
+def test_a_correct_procedural_verifier_passes() -> None:
     import reasoning_gym
 
-    entry = reasoning_gym.create_dataset(dataset, seed=1, size=1)[0]
-    reward = ProceduralReward()
-    reward_canary(reward, [prompt(json.dumps({"dataset": dataset, "entry": entry}))])
-    reward.close()
+    datasets = ("chain_sum", "gsm_symbolic")  # the second's own scorer reads the first number
+    entries = {name: reasoning_gym.create_dataset(name, seed=1, size=1)[0] for name in datasets}
+    with closing(ProceduralReward()) as reward:
+        reward_canary(reward, [prompt(json.dumps({"dataset": name, "entry": each})) for name, each in entries.items()])
 
 
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (Constant(scored("math", 0.0)), "4 of 23 .*right answer '<answer>35</answer>' for '35' scored 0.0"),
-        (Constant(scored("math", 1.0)), "19 of 23 .*wrong answer '' for '35' scored 1.0"),
-        (Constant(failed_score("signal only works in main thread")), "was not scored: signal only works"),
-        (Constant(scored("math", float("nan"))), "23 of 23"),
-        (AnyNumber(), "11 of 23 .*wrong answer '<answer>36</answer>' for '35' scored 1.0"),
+        (constant(0.0), "4 of 23 .*right answer '<answer>35</answer>' for '35' scored 0.0"),
+        (constant(1.0), "19 of 23 .*wrong answer '' for '35' scored 1.0"),
+        (constant(failed_score("signal only works in main thread")), "was not scored: signal only works"),
+        (constant(numbers.nan), "23 of 23"),
+        (
+            Verifier(lambda r: any(map(str.isdigit, r.text))),
+            "11 of 23 .*wrong answer '<answer>36</answer>' for '35' scored 1.0",
+        ),
     ],
 )
 def test_a_broken_verifier_is_stopped_and_its_misjudged_answers_named(broken: RewardFn, message: str) -> None:
@@ -119,7 +117,7 @@ def test_a_reward_of_another_kind_than_the_references_is_stopped(math: MathRewar
 
 def test_without_probes_nothing_is_proven() -> None:
     with pytest.raises(CanaryError, match="no probes"):
-        check_probes(Constant(scored("math", 1.0)), [])
+        check_probes(constant(1.0), [])
 
 
 def test_the_known_answer_is_the_references_own() -> None:
@@ -142,18 +140,9 @@ def test_a_number_is_probed_with_its_neighbour_and_with_answers_that_contain_it(
     check_probes(math, [right, *others])
 
 
-class Contains:
-    """Right for an answer in which the reference occurs."""
-
-    name = "math"
-
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [scored("math", float(rollout.prompt.reference in rollout.text)) for rollout in rollouts]
-
-
 def test_a_verifier_that_accepts_answers_which_contain_the_right_one_is_stopped() -> None:
     with pytest.raises(CanaryError, match=r"(?s)misjudges 2 of 6.*wrong answer '<answer>12 or 13</answer>' for '12'"):
-        reward_canary(Contains(), [prompt("12")])
+        reward_canary(Verifier(lambda r: r.prompt.reference in r.text), [prompt("12")])
 
 
 def test_a_code_task_without_a_solution_has_no_known_answer_and_wrong_ones_all_the_same() -> None:
@@ -207,19 +196,8 @@ def flipped(scores: list[Score]) -> list[Score]:
     return [replace(score, value=1.0 - score.value) for score in scores if score.value is not None]
 
 
-def moved_on(scores: list[Score]) -> list[Score]:
-    return [*scores[1:], scores[0]]
-
-
-def backwards(scores: list[Score]) -> list[Score]:
-    return scores[::-1]
-
-
 def stuck(scores: list[Score]) -> list[Score]:
     return [scores[0]] * len(scores)
-
-
-FAULTS = [negated, flipped, moved_on, backwards, stuck]
 
 
 def mixed(*rewards: RewardFn) -> WeightedReward:
@@ -261,7 +239,7 @@ def test_a_format_knows_what_is_in_it_and_what_is_not(options: FormatOptions) ->
         assert right not in wrong
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [negated, flipped, stuck, lambda s: [*s[1:], s[0]], lambda s: s[::-1]])
 def test_a_verifier_of_the_mix_that_is_broken_is_stopped(
     fault: Callable[[list[Score]], list[Score]], math: MathReward
 ) -> None:
@@ -272,23 +250,12 @@ def test_a_verifier_of_the_mix_that_is_broken_is_stopped(
             canary()
 
 
-class RemembersTexts:
-    """A broken verifier: a text has the score that it had first, whichever prompt it answers."""
-
-    name = "math"
-
-    def __init__(self, inner: RewardFn) -> None:
-        self._inner, self._known = inner, dict[str, Score]()
-
-    def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        scores = self._inner(rollouts)
-        return [self._known.setdefault(one.text, score) for one, score in zip(rollouts, scores, strict=True)]
-
-
 def test_a_verifier_that_takes_another_prompts_answer_for_right_is_stopped(math: MathReward) -> None:
+    known = dict[str, Score]()  # a text has the score that it had first, whichever prompt it answers
+    remembers = Verifier(lambda rollout: known.setdefault(rollout.text, math([rollout])[0]))
     far = [prompt(number) for number in ("10", "20", "30", "40")]  # no answer is the neighbour of another
     with pytest.raises(CanaryError, match="misjudges 4 of 28"):
-        known_answers_canary(mixed(RemembersTexts(math)), far)
+        known_answers_canary(mixed(remembers), far)
 
 
 @pytest.mark.parametrize("fault", [flipped, stuck, negated])

@@ -73,15 +73,17 @@ def test_complete_syncs_pass(adapted: bool, dtype: torch.dtype, learning_rate: f
     assert figures["sync/temperature_ratio"] == pytest.approx(1.0, abs=0.05)
 
 
-@each_step
+LOST: list[tuple[Any, bool, str]] = [
+    (Stale, False, "embedding|layer"), (Stale, True, "layer"),
+    (LosesALayer, False, "in 1 modules: layer 1|in 2 modules: layer 1, vectors of layer 1"),
+    (LosesTheHead, False, "in 1 modules: head"), (ServesTheBase, True, "layer"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("kind", "adapted", "parts"),
-    [
-        (Stale, False, "embedding|layer"), (Stale, True, "layer"),
-        (LosesALayer, False, "in 1 modules: layer 1|in 2 modules: layer 1, vectors of layer 1"),
-        (LosesTheHead, False, "in 1 modules: head"), (ServesTheBase, True, "layer"),
-    ],
-)  # fmt: skip
+    ("kind", "adapted", "parts", "dtype", "learning_rate"),
+    [(*LOST[0], *step) for step in STEPS] + [(*kind, *step) for kind in LOST[1:] for step in (STEPS[0], STEPS[2])],
+)
 def test_weights_that_did_not_arrive_are_found_and_named(
     kind: Callable[..., NativeSampler], adapted: bool, parts: str, dtype: torch.dtype, learning_rate: float
 ) -> None:
