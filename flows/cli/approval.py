@@ -38,8 +38,8 @@ def reject(version: Version, /, *, reason: Reason, key: Key = _KEY) -> int:
 
 def _decide(decision: Literal["approve", "reject"], version: str, reason: str, key: Path) -> int:
     home = open_home(reads=True)
-    from rlcore.tasks.promotion.approval import statement
-    from rlcore.tasks.store.approvers import sign
+    from rlcore.tasks.promotion.approvers import sign
+    from rlcore.tasks.promotion.promotion import statement
 
     document = statement(home, version, decision, reason)  # reject unknown versions before anything starts
     signature = sign(document, key.expanduser())
@@ -67,7 +67,7 @@ def audit(
     rlcore audit verify
     ```
     """
-    home = open_home(reads=True)
+    home = open_home(reads=True, asks_mlflow=action == "verify")
     from rlcore.tasks.operations.audit import audit_errors, audit_table, file_errors
 
     if action == "show":

@@ -46,8 +46,8 @@ def export(
     """
     if (public or dry_run) and not push:
         raise ConfigError("--public and --dry-run are about an upload", fix="add --push OWNER/NAME")
-    home = open_home(reads=True)
-    from rlcore.tasks.promotion.export import check_target, export_card, export_model, push_folder
+    home = open_home(reads=True, asks_mlflow=True)
+    from rlcore.tasks.serving.export import check_target, export_card, export_model, push_folder
 
     if push:
         check_target(push, needs_token=not dry_run)
@@ -92,7 +92,7 @@ def serve(
         '{"model": "tiny-grpo", "messages": [{"role": "user", "content": "4+3"}], "temperature": 0}'
     ```
     """
-    home = open_home(reads=True)
+    home = open_home(reads=True, asks_mlflow=True)
     from rlcore.openai_api.guard import Limits
     from rlcore.tasks.serving.serve import serve_model
 

@@ -24,7 +24,7 @@ def rollback(
     rlcore rollback tiny-grpo/3 --reason "answers got longer"
     ```
     """
-    home = open_home(reads=True)
+    home = open_home(reads=True, asks_mlflow=True)
     from rlcore.tasks.tracking.registry import read_version
 
     found = read_version(home, model)  # reject unknown versions before anything starts
@@ -54,7 +54,7 @@ def lineage(
     """
     if bool(model) == (rows is not None):
         raise ConfigError("lineage needs a model, or --rows with a file", fix="rlcore lineage tiny-grpo@champion")
-    home = open_home(reads=True)
+    home = open_home(reads=True, asks_mlflow=True)
     if rows is not None:
         from rlcore.tasks.operations.rows import find_rows
 
@@ -81,7 +81,7 @@ def reproduce(
     rlcore reproduce tiny-grpo@champion
     ```
     """
-    open_home(reads=True)
+    open_home(reads=True, asks_mlflow=True)
     from rlcore.flows.reproduce import run_reproduce
 
     done = run_reproduce(model, preset, force=force)

@@ -32,8 +32,9 @@ def show(
     rlcore show tiny-grpo@champion
     ```
     """
-    home = open_home(reads=True)
-    if not what.endswith(".toml") and ("@" in what or "/" in what):
+    is_model = not what.endswith(".toml") and ("@" in what or "/" in what)
+    home = open_home(reads=True, asks_mlflow=is_model)
+    if is_model:
         from rlcore.tasks.report.summary import show_model
 
         sys.stdout.write(show_model(home, what))

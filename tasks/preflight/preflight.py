@@ -29,7 +29,6 @@ from rlcore.tasks.preflight.model_facts import ModelFacts, model_facts
 from rlcore.tasks.preflight.preset_checks import (
     PreflightContext,
     above_budget,
-    approval_errors,
     budget_errors,
     data_errors,
     evaluation_errors,
@@ -93,7 +92,6 @@ def _preflight(
     own = [
         *([] if earlier and _lacks_tables(config, earlier) else config.errors),
         *tool_errors(config.tracking),
-        *approval_errors(config, home),
         *source_errors(config.model),
         *extras_errors(config, stages, is_imported=IMPORT in known),
         *target_errors(config, stages, model.size),

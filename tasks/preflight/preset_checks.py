@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, SamplingConfig
-from rlcore.errors import ConfigError, PromotionError, RlcoreError
+from rlcore.errors import ConfigError, RlcoreError
 from rlcore.rewards.pair_judge import make_pair_judge
 from rlcore.rewards.table import placeholder_model, reward_errors
 from rlcore.tasks.keys.machine import known_machine
@@ -43,7 +43,6 @@ from rlcore.tasks.steps.data_source import (
     rows_sha256,
 )
 from rlcore.tasks.steps.external import agent_errors, environment_errors
-from rlcore.tasks.store.approvers import read_approvers
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.prices import kind_of_machine, prices_path, read_prices
 from rlcore.tasks.store.settings import Home
@@ -161,16 +160,6 @@ def evaluation_errors(config: RunConfig) -> Iterator[str]:
             yield error
     yield from _sandbox("evaluation.verifiers", terms)
     yield from _engine_of(config, "evaluation", config.evaluation)
-
-
-def approval_errors(config: RunConfig, home: Home) -> Iterator[str]:
-    """Yield what is wrong with ``promotion.toml``."""
-    if config.promotion is None:
-        return
-    try:
-        read_approvers(home)
-    except PromotionError as error:
-        yield f"promotion: {error.what} ({error.where}); {error.fix}"
 
 
 def _start(context: PreflightContext, name: str) -> Iterator[str]:

@@ -19,13 +19,13 @@ from rlcore.tasks.kinds.compare.step import evaluations_in
 from rlcore.tasks.presets.graph import contrasts, evaluated_data
 from rlcore.tasks.presets.key_reference import REQUIRED, Key, describe
 from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.promotion.approvers import read_approvers
 from rlcore.tasks.report import run_data as data
 from rlcore.tasks.report import run_info as facts
 from rlcore.tasks.report.rollout_traces import rollout_traces
 from rlcore.tasks.report.run_info import Origin
 from rlcore.tasks.run.prefect_bridge import current_flow_run, report_link, report_markdown
 from rlcore.tasks.run.stage_runs import PipelineRun
-from rlcore.tasks.store.approvers import read_approvers
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import code_version
 from rlcore.tasks.store.markdown import code

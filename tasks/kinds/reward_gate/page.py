@@ -9,8 +9,8 @@ import pandas as pd
 
 from rlcore.evaluation.promotion import PromotionDecision
 from rlcore.strict_config import build
+from rlcore.tasks.drawing.levels import check_table
 from rlcore.tasks.drawing.result import Result
-from rlcore.tasks.kinds.promote.page import check_table
 from rlcore.tasks.store.markdown import excerpt, plain
 from rlcore.tasks.store.storage import read_json, read_table
 

@@ -12,9 +12,10 @@ import pytest
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ConfigError
 from rlcore.flows import plan as flow
+from rlcore.flows.flows import promote
 from rlcore.flows.plan import every_target, plan_run
 from rlcore.flows.presets import FOLDER, open_preset
-from rlcore.flows.run import run_promotion, run_targets
+from rlcore.flows.run import run_targets
 from rlcore.models.importing import import_model
 from rlcore.tasks.preflight import sizes
 from rlcore.tasks.store.settings import Home
@@ -188,7 +189,7 @@ def test_all_errors_are_named_at_once_by_plan_and_run() -> None:
     for refused in (
         lambda: plan_run("tiny", overrides, ["compare"]),
         lambda: run_targets("tiny", overrides, ["compare"]),
-        lambda: run_promotion("tiny", overrides),
+        lambda: promote.fn("tiny", overrides),
     ):
         with pytest.raises(ConfigError) as caught:
             refused()
@@ -327,7 +328,7 @@ def test_without_references_a_verifier_is_no_reward_and_a_promotion_has_nothing_
     with pytest.raises(
         ConfigError, match="promotion: is decided by accuracy, and the rows of prompts have no references"
     ):
-        run_promotion("tiny", (*MICRO, *fine))
+        promote.fn("tiny", (*MICRO, *fine))
     assert not errors(*own_rows(tmp_path / "with.jsonl", "7"))
 
 

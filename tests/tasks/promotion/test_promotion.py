@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 from rlcore.errors import ModelError, PromotionError, StorageError
 from rlcore.flows.presets import open_preset
 from rlcore.models import saving
-from rlcore.tasks.promotion.export import export_model, open_registered
 from rlcore.tasks.promotion.promotion import apply_decision, current_champion, take_down
+from rlcore.tasks.serving.export import export_model, open_registered
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.settings import Home, configure_environment, find_home
 from rlcore.tasks.store.storage import write_json

@@ -21,8 +21,8 @@ from rlcore.openai_api.guard import Receive, Scope, Send
 from rlcore.openai_api.replies import Piece, TokenLogprob
 from rlcore.openai_api.requests import Options
 from rlcore.openai_api.server import ServerThread, listen
-from rlcore.tasks.promotion.export import RegisteredVersion
 from rlcore.tasks.serving.engine import Job, VllmEngine
+from rlcore.tasks.serving.export import RegisteredVersion
 from rlcore.tasks.serving.serve import TOKEN, serve_model, vllm_command
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.registry import find_number, set_alias

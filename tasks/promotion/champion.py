@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcore.errors import PromotionError
-from rlcore.tasks.store.approvers import FILE, read_approvers
+from rlcore.tasks.promotion.approvers import FILE, read_approvers
 from rlcore.tasks.store.audit_log import AuditEntry, read_entries, record_action
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.mlflow_model import CLEANED

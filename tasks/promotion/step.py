@@ -24,8 +24,8 @@ from rlcore.evaluation.promotion import (
 )
 from rlcore.strict_config import to_dict
 from rlcore.tasks.kinds.base.step import import_registered
-from rlcore.tasks.kinds.promote.kind import CHALLENGER_ASKED, CHAMPION_ASKED, WINS, model_name
 from rlcore.tasks.presets.settings import NO_ACCURACY, PromotionConfig
+from rlcore.tasks.promotion.kind import CHALLENGER_ASKED, CHAMPION_ASKED, WINS, model_name
 from rlcore.tasks.steps.base import RECORDS, StageContext, StageResult, prepare_stage_name
 from rlcore.tasks.steps.prompt_hashes import prompt_hashes
 from rlcore.tasks.steps.rows import read_prompts

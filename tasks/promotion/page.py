@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pandas as pd
 
-from rlcore.evaluation.promotion import Check, PromotionDecision
+from rlcore.evaluation.promotion import PromotionDecision
 from rlcore.strict_config import build
-from rlcore.tasks.drawing.levels import format_level
+from rlcore.tasks.drawing.levels import check_table
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.compare.step import greedy_answers
-from rlcore.tasks.kinds.promote.kind import WINS
-from rlcore.tasks.kinds.promote.step import evaluations
 from rlcore.tasks.kinds.win_rate.page import headline
+from rlcore.tasks.promotion.kind import WINS
+from rlcore.tasks.promotion.step import evaluations
 from rlcore.tasks.store.markdown import excerpt, plain
 from rlcore.tasks.store.storage import read_json
 
@@ -53,20 +53,6 @@ def render(
         lost = both[both["correct_champion"] & ~both["correct_challenger"]]
         parts += [f"## Problems won: {len(won)}", _samples(won), f"## Problems lost: {len(lost)}", _samples(lost)]
     return "\n\n".join(parts) + "\n"
-
-
-def check_table(decision: PromotionDecision) -> str:
-    """Return a row per check. The interval has the confidence of the look."""
-    interval = f"{format_level(1 - 2 * decision.alpha)} interval"
-    lines = [f"| check | estimate | {interval} | limit | p | passed |", "|---|---|---|---|---|---|"]
-    return "\n".join(lines + [_row(check) for check in decision.checks])
-
-
-def _row(check: Check) -> str:
-    p_value = "–" if check.p_value is None else f"{check.p_value:.2g}"
-    interval = f"[{check.low:.3f}, {check.high:.3f}]" if check.low < check.high else "–"
-    passed = "yes" if check.passed else "**no**"
-    return f"| {plain(check.name)} | {check.estimate:.3f} | {interval} | {check.limit:.3f} | {p_value} | {passed} |"
 
 
 def _samples(changed: pd.DataFrame) -> str:

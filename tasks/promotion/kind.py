@@ -47,7 +47,7 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
             name=CHAMPION_STAGE,
             version=1,
             kind="checkpoint",
-            run=partial(Lazy("rlcore.tasks.kinds.promote.step:run_champion"), uri=uri, sha256=champion.sha256),
+            run=partial(Lazy("rlcore.tasks.promotion.step:run_champion"), uri=uri, sha256=champion.sha256),
             sections=sections(),
             source_digest=partial(_constant, champion.model_id),
         )
@@ -60,9 +60,9 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
         name="promote",
         version=1,
         kind="verdict",
-        render_page=Lazy("rlcore.tasks.kinds.promote.page:promotion_page"),
+        render_page=Lazy("rlcore.tasks.promotion.page:promotion_page"),
         run=partial(
-            Lazy("rlcore.tasks.kinds.promote.step:run_promote"),
+            Lazy("rlcore.tasks.promotion.step:run_promote"),
             challenger=challenger,
             champion=version,
             champion_sha256=sha256,
