@@ -9,8 +9,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from rlcore.tasks.drawing.head_to_head import eval_points
 from rlcore.tasks.drawing.levels import format_level, other_levels
+from rlcore.tasks.drawing.plots import eval_points
 from rlcore.tasks.drawing.result import of_kind
 from rlcore.tasks.keys.cache_keys import level_of
 from rlcore.tasks.keys.machine import known_machine

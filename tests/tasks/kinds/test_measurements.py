@@ -36,7 +36,7 @@ from rlcore.tasks.kinds.rl.curriculum import curriculum_prompts
 from rlcore.tasks.kinds.rl.kind import DrawConfig
 from rlcore.tasks.kinds.win_rate.judged_pairs import PAIRS_PER_CHUNK, JudgedPairs, judge_pairs, reasons_of
 from rlcore.tasks.kinds.win_rate.kind import WinRateStage, rewards_behind, shared_pairs, win_rate_stage
-from rlcore.tasks.preflight.config_warnings import unusual_values
+from rlcore.tasks.preflight.preset_checks import unusual_values
 from rlcore.tasks.preflight.reference_checks import promotion_reference_errors
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.promotion.step import asked_both
