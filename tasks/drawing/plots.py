@@ -22,6 +22,7 @@ mpl.use("Agg")  # no display on a worker
 History = Sequence[Mapping[str, float]]
 BLUE, ORANGE, GREY = "#2563a8", "#d9772b", "#8a8f98"
 COLOURS = (BLUE, ORANGE, GREY, "#2c8a63", "#8a4fb0", "#a88400")
+_PANELS = ("kl/ref", "completion/length", "clip/fraction", "entropy", "value/explained_variance", "gradient_norm")
 
 
 @contextmanager
@@ -41,15 +42,7 @@ def training_curves(history: History, path: Path, *, title: str, confidence: flo
         axes = grid.flatten()
         _reward(axes[0], history)
         _accuracy(axes[1], history, confidence)
-        panels = (
-            "kl/ref",
-            "completion/length",
-            "clip/fraction",
-            "entropy",
-            "value/explained_variance",
-            "gradient_norm",
-        )
-        for axis, name in zip(axes[2:], panels, strict=True):
+        for axis, name in zip(axes[2:], _PANELS, strict=True):
             _line(axis, history, name)
 
 
@@ -94,9 +87,8 @@ def comparison_curves(histories: Mapping[str, History], path: Path, *, title: st
         for (label, history), colour in zip(histories.items(), cycle(COLOURS), strict=False):
             for axis, name in ((left, "eval/accuracy"), (right, "reward/mean")):
                 steps, values = _series(history, name)
-                axis.plot(
-                    steps, values, label=label, color=colour, marker="o" if len(steps) < 40 else None, markersize=3
-                )
+                marker = "o" if len(steps) < 40 else None
+                axis.plot(steps, values, label=label, color=colour, marker=marker, markersize=3)
                 axis.set_title(name)
                 axis.set_xlabel("iteration")
                 axis.legend()
@@ -225,9 +217,8 @@ def _cells(one: EvalPoint | None) -> str:
 def head_to_head_curves(runs: Mapping[str, Sequence[EvalPoint]], path: Path, *, title: str, confidence: float) -> None:
     """Plot held-out accuracy with its interval against sampled completions and against seconds."""
     with _figure(path, title, 1, 2, size=(10, 4), sharey=True) as (left, right):
-        methods = list(
-            dict.fromkeys(label.partition(",")[0] for label in runs)
-        )  # seeds of one configuration share a color
+        # seeds of one configuration share a color
+        methods = list(dict.fromkeys(label.partition(",")[0] for label in runs))
         for label, run in runs.items():
             colour = COLOURS[methods.index(label.partition(",")[0]) % len(COLOURS)]
             accuracy = [one.accuracy for one in run]
