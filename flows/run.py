@@ -14,7 +14,7 @@ from rlcore.flows.plan import preflight_lines
 from rlcore.flows.presets import FOLDER, open_preset, preset_path
 from rlcore.flows.stages import stages
 from rlcore.tasks.presets.run import RunConfig, read_chain
-from rlcore.tasks.report.run_info import Origin
+from rlcore.tasks.report.run_data import Origin
 from rlcore.tasks.report.run_page import publish_report
 from rlcore.tasks.run.budget import budget_period
 from rlcore.tasks.run.pipeline import Report, run_pipeline

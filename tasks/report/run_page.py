@@ -21,9 +21,8 @@ from rlcore.tasks.presets.key_reference import REQUIRED, Key, describe
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.promotion.approvers import read_approvers
 from rlcore.tasks.report import run_data as data
-from rlcore.tasks.report import run_info as facts
 from rlcore.tasks.report.rollout_traces import rollout_traces
-from rlcore.tasks.report.run_info import Origin
+from rlcore.tasks.report.run_data import Origin
 from rlcore.tasks.run.prefect_bridge import current_flow_run, report_link, report_markdown
 from rlcore.tasks.run.stage_runs import PipelineRun
 from rlcore.tasks.store.artifacts import ArtifactRef
@@ -193,13 +192,13 @@ def _facts(config: RunConfig, folders: Mapping[str, Path], origin: Origin) -> di
     return {
         "origin": origin,
         "level": format_level(config.evaluation.confidence),
-        "explain": facts.explain,
-        "facts": facts.model_facts(config, folders) | facts.machine_facts(config),
-        "stages": facts.stage_facts(config),
+        "explain": data.explain,
+        "facts": data.model_facts(config, folders) | data.machine_facts(config),
+        "stages": data.stage_facts(config),
         "changed": from_defaults(config),
         "against": from_preset(config, origin.base) if origin.base else [],
         "monitored": sum(min(config.evaluation.num_monitor_problems, each.num_eval) for each in data_sets),
-        "marked": facts.asks_for_marks(config),
+        "marked": data.asks_for_marks(config),
     }
 
 
@@ -207,8 +206,8 @@ def _results(config: RunConfig, folders: Mapping[str, Path]) -> dict[str, Any]:
     histories, confidence = data.histories_of(folders), config.evaluation.confidence
     return {
         "accuracies": data.accuracies(folders),
-        "shapes": facts.rollout_shapes(folders),
-        "reward_models": facts.reward_model_facts(folders),
+        "shapes": data.rollout_shapes(folders),
+        "reward_models": data.reward_model_facts(folders),
         "contrasts": data.differences(folders, contrasts(config), confidence=confidence),
         "health": data.health(folders),
         "labels": list(histories),

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -41,15 +41,10 @@ HEAVY = ("torch", "transformers", "numpy", "pandas", "pyarrow", "pandera", "mlfl
 COMMAND = f"""
 import json, sys
 from rlcore.flows.cli.app import main
-code = main()
-print(json.dumps([code, [name for name in {HEAVY!r} if name in sys.modules]]))
+for arguments in json.loads(sys.argv[1]):
+    code = main(["plan", "mine.toml", *arguments])
+    print(json.dumps([code, [name for name in {HEAVY!r} if name in sys.modules]]))
 """
-
-
-class Done(NamedTuple):
-    code: int
-    imported: list[str]
-    text: str
 
 
 @pytest.fixture
@@ -82,33 +77,32 @@ def write_rows(path: str, start: int, **changes: Any) -> None:
     Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def planned(project: Path, *arguments: str) -> Done:
-    """Plan in a process of its own, in a folder without a state directory."""
+def planned(project: Path, *plans: list[str]) -> tuple[list[Any], list[str], str]:
+    """Plan in a process of its own, in a folder without a state directory.
+
+    Returns code and heavy modules after each plan, the beginnings of the other lines, and all text.
+    """
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("RLCORE_", "MLFLOW_"))}
     variables |= {"XDG_CACHE_HOME": str(project.parent / "cache"), "PYTHONPATH": str(project)}
-    command = [sys.executable, "-c", COMMAND, "plan", "mine.toml", *arguments]
+    command = [sys.executable, "-c", COMMAND, json.dumps(plans)]
     done = subprocess.run(command, capture_output=True, text=True, env=variables, cwd=project, check=False)
-    text, _, last = done.stdout.rstrip().rpartition("\n")
-    code, imported = json.loads(last)
-    return Done(code, imported, text + done.stderr)
+    ends = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    lines = [line.partition(" ")[0] for line in done.stdout.splitlines() if ": " in line]
+    return ends, lines, done.stdout + done.stderr
 
 
 def test_an_edited_preset_of_the_same_model_and_rows_is_planned_without_a_library_and_before_any_run(
     project: Path,
 ) -> None:
-    first = planned(project)
-    assert first.code == 0, first.text
-    assert first.imported
+    (first,), lines, text = planned(project, [])
+    assert first[0] == 0 and first[1], text
     edits = ("learning_rate=2e-6", "num_iterations=70", "prompts_per_iteration=3", "sampling.temperature=0.9")
-    second = planned(project, *(word for edit in edits for word in ("--set", f"stages.grpo.{edit}")))
-    assert (second.code, second.imported) == (0, []), second.text
-    assert [line.partition(" ")[0] for line in first.text.splitlines() if ": " in line] == [
-        line.partition(" ")[0] for line in second.text.splitlines() if ": " in line
-    ]
+    edited = [word for edit in edits for word in ("--set", f"stages.grpo.{edit}")]
+    wrong = ["--set", "stages.grpo.learning_rat=1", "--set", "data.prompts.path=none.jsonl"]
+    later, again, text = planned(project, edited, wrong)
+    assert (later, again) == ([[0, []], [2, []]], lines), text
     assert not (project / ".rlcore").exists()
-    wrong = planned(project, "--set", "stages.grpo.learning_rat=1", "--set", "data.prompts.path=none.jsonl")
-    assert (wrong.code, wrong.imported) == (2, [])
-    assert "did you mean stages.grpo.learning_rate?" in wrong.text and "'none.jsonl': no such file" in wrong.text
+    assert "did you mean stages.grpo.learning_rate?" in text and "'none.jsonl': no such file" in text
 
 
 def edit_json(path: str, **changes: Any) -> None:
