@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rlcore.tasks.kinds.benchmark.kind import BenchmarkStage, benchmark_stage
+from rlcore.tasks.kinds.benchmark.kind import benchmark_stage
 from rlcore.tasks.kinds.evaluate.kind import evaluate_stage
 from rlcore.tasks.kinds.kind import Lazy, Stage, sections, stages_of_data
 from rlcore.tasks.kinds.win_rate.kind import WinRateStage, win_rate_stage
@@ -38,7 +38,6 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
     challenger, data = promotion.challenger, evaluated_data(config)
     judged = config.stage(promotion.win_rate, WinRateStage).data if promotion.win_rate else ()
     asked = dict.fromkeys((*data, *judged))
-    asks = tuple(_benchmark(name, challenger, CHALLENGER_ASKED, config) for name in promotion.benchmarks if champion)
     inputs: tuple[str, ...] = (challenger, f"evaluate_{challenger}", *stages_of_data(config, asked))
     opponent: tuple[Stage, ...] = ()
     if champion is not None:
@@ -51,9 +50,14 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
             sections=sections(),
             source_digest=partial(_constant, champion.model_id),
         )
-        wins = (_champion_win_rate(config),) if promotion.win_rate else ()
-        theirs = (_benchmark(name, CHAMPION_STAGE, CHAMPION_ASKED, config) for name in promotion.benchmarks)
-        opponent = (imported, evaluate_stage(CHAMPION_STAGE, config), *wins, *asks, *theirs)
+        sides = {"policy": challenger, "baseline": CHAMPION_STAGE}
+        wins = (_held(config, promotion.win_rate, win_rate_stage, WINS, **sides),) if promotion.win_rate else ()
+        asked_both = tuple(
+            _held(config, name, benchmark_stage, f"{prefix}{name}", policy=side)
+            for prefix, side in ((CHALLENGER_ASKED, challenger), (CHAMPION_ASKED, CHAMPION_STAGE))
+            for name in promotion.benchmarks
+        )
+        opponent = (imported, evaluate_stage(CHAMPION_STAGE, config), *wins, *asked_both)
         inputs = (*inputs, *(stage.name for stage in opponent))
     version, sha256 = (str(champion.version), champion.sha256) if champion else ("", "")
     decision = Stage(
@@ -75,20 +79,12 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
     return (*opponent, decision)
 
 
-def _champion_win_rate(config: RunConfig) -> Stage:
-    promotion = config.section("promotion", PromotionConfig)
-    name, own = promotion.win_rate, config.stage(promotion.win_rate, WinRateStage)
-    compared = replace(own, policy=promotion.challenger, baseline=CHAMPION_STAGE)
+def _held(config: RunConfig, name: str, build: Callable[[str, RunConfig], Stage], called: str, **sides: str) -> Stage:
+    """Return a stage of the preset between other sides, under another name."""
+    compared: Any = replace(config.stages[name], **sides)
     between = replace(config, stages={**config.stages, name: compared})
-    stage = win_rate_stage(name, between)
-    return replace(stage, name=WINS, sections=partial(_as_in, between, stage.sections))
-
-
-def _benchmark(name: str, checkpoint: str, beginning: str, config: RunConfig) -> Stage:
-    asked = replace(config.stage(name, BenchmarkStage), policy=checkpoint)
-    between = replace(config, stages={**config.stages, name: asked})
-    stage = benchmark_stage(name, between)
-    return replace(stage, name=f"{beginning}{name}", sections=partial(_as_in, between, stage.sections))
+    stage = build(name, between)
+    return replace(stage, name=called, sections=partial(_as_in, between, stage.sections))
 
 
 def _as_in(changed: RunConfig, sections: Callable[[RunConfig], Sections], config: RunConfig) -> Sections:

@@ -34,6 +34,7 @@ from rlcore.tasks.store.storage import read_json, read_table, write_json
 from rlcore.tasks.tracking.registry import count_look
 from rlcore.tasks.tracking.runs import open_tracker
 
+Values = NDArray[np.float64]
 _DIGITS = 16  # characters of digests that identify a look
 _PRIMARY = ("accuracy", "win rate")
 
@@ -146,9 +147,6 @@ def _metrics(decision: PromotionDecision) -> dict[str, float]:
     }
     gain = next((check.estimate for check in decision.checks if check.name in _PRIMARY), None)
     return metrics if gain is None else metrics | {"promotion/gain": gain}
-
-
-Values = NDArray[np.float64]
 
 
 def greedy_rows(folder: Path) -> pd.DataFrame:
