@@ -15,6 +15,7 @@ import pytest
 
 from rlcore.flows.cli.app import main
 from rlcore.tasks.store.settings import Home
+from tests.first_day.conftest import rows, write
 
 PRESET = """extends = "chat"
 name = "mine"
@@ -58,23 +59,9 @@ def project(tmp_path: Path, home: Home, model: Path, monkeypatch: pytest.MonkeyP
     shutil.move("model/chat_template.jinja", "own.jinja")
     Path("mine.toml").write_text(PRESET)
     Path("own_rewards.py").write_text(REWARDS)
-    write_rows("rows.jsonl", 0)
-    write_rows("held_out.jsonl", 100)
+    write("rows.jsonl", rows())
+    write("held_out.jsonl", rows(100))
     return folder
-
-
-def write_rows(path: str, start: int, **changes: Any) -> None:
-    rows = (
-        {
-            "prompt_id": f"q{number}",
-            "messages": [{"role": "user", "content": f"What is {number} + 4?"}],
-            "reference": f"{number + 4}",
-            "task": "sums",
-            **changes,
-        }
-        for number in range(start, start + 60)
-    )
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def planned(project: Path, *plans: list[str]) -> tuple[list[Any], list[str], str]:
@@ -110,10 +97,10 @@ def edit_json(path: str, **changes: Any) -> None:
 
 
 BREAKS: dict[str, tuple[Callable[[], object], str]] = {
-    "a row": (lambda: write_rows("rows.jsonl", 0, reference=4), "data.prompts: reference: must be a text"),
-    "a held-out row": (lambda: write_rows("held_out.jsonl", 100, messages=[]), "data.prompts: messages"),
+    "a row": (lambda: write("rows.jsonl", rows(reference=4)), "data.prompts: reference: must be a text"),
+    "a held-out row": (lambda: write("held_out.jsonl", rows(100, messages=[])), "data.prompts: messages"),
     "no file of rows": (lambda: Path("rows.jsonl").unlink(), "data.prompts.path = 'rows.jsonl': no such file"),
-    "a row without a reference": (lambda: write_rows("rows.jsonl", 0, reference=""), "stages.grpo.rewards.0: 'math'"),
+    "a row without a reference": (lambda: write("rows.jsonl", rows(reference="")), "stages.grpo.rewards.0: 'math'"),
     "the template": (lambda: Path("own.jinja").write_text("{{ messages }}"), "model.path: the chat template"),
     "positions": (lambda: edit_json("model/config.json", max_position_embeddings=100), "data.prompts.max_tokens = 128"),
     "an architecture": (lambda: edit_json("model/config.json", model_type="none"), "model.path: model_type = 'none'"),

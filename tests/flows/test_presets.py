@@ -25,12 +25,6 @@ def test_every_committed_preset_is_valid_and_its_stages_form_an_order(name: str)
     assert all(ordered.index(i) < ordered.index(s.name) for s in table for i in s.inputs)
 
 
-def test_a_preset_may_be_a_file_anywhere(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text((FOLDER / "tiny.toml").read_text().replace('name = "tiny"', 'name = "mine"'))
-    assert open_preset(str(path)).name == "mine"
-
-
 def test_a_preset_anywhere_may_extend_a_committed_one(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('extends = "tiny"\nname = "mine"\n[stages.grpo]\nlearning_rate = 2e-6\n')

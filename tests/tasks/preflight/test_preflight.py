@@ -300,38 +300,6 @@ def test_a_state_directory_below_a_file_is_refused(tmp_path: Path, monkeypatch: 
     assert f"{tmp_path / 'file'} is no folder; RLCORE_HOME names it" in found
 
 
-ROWS = [
-    {
-        "prompt_id": f"p{place}",
-        "messages": [{"role": "user", "content": f"Tell me of {place}."}],
-        "reference": "",
-        "task": "talk",
-    }
-    for place in range(40)
-]
-
-
-def own_rows(path: Path, reference: str = "") -> list[str]:
-    path.write_text("".join(json.dumps({**row, "reference": reference}) + "\n" for row in ROWS))
-    data = f"contract='prompts',adapter='prompts',path='{path}',num_train=20,num_eval=10,max_tokens=64"
-    return [f"data.prompts={{{data}}}"]
-
-
-def test_without_references_a_verifier_is_no_reward_and_a_promotion_has_nothing_to_go_by(tmp_path: Path) -> None:
-    rows = own_rows(tmp_path / "rows.jsonl")
-    length = "rewards=[{kind='length',options={limit=40,buffer=10}}]"
-    assert [line.partition(":")[0] for line in errors(*rows, f"stages.ppo.{length}")] == ["stages.grpo.rewards.0"]
-    fine = [*rows, f"stages.ppo.{length}", f"stages.grpo.{length}"]
-    assert not errors(*fine)
-    (words,) = [line for line in lines(*fine) if line.startswith("evaluation: ")]
-    assert words == "evaluation: no accuracy on prompts, whose rows have no references"
-    with pytest.raises(
-        ConfigError, match="promotion: is decided by accuracy, and the rows of prompts have no references"
-    ):
-        promote.fn("tiny", (*MICRO, *fine))
-    assert not errors(*own_rows(tmp_path / "with.jsonl", "7"))
-
-
 def test_preflight_is_quick() -> None:
     config, home = open_preset("tiny", MICRO), flow.find_home()
     flow.preflight_lines(
