@@ -300,6 +300,13 @@ def test_a_state_directory_below_a_file_is_refused(tmp_path: Path, monkeypatch: 
     assert f"{tmp_path / 'file'} is no folder; RLCORE_HOME names it" in found
 
 
+def test_a_file_of_approvers_with_errors_is_named_with_all_others(home: Home) -> None:
+    (home.root / "promotion.toml").write_text("approvers = [")
+    found = errors("model.chat_template=no.jinja")
+    assert found[0].startswith(f"{home.root / 'promotion.toml'}: promotion.toml names who approves promotions: ")
+    assert [line.partition(" = ")[0] for line in found[1:]] == ["model.chat_template"]
+
+
 def test_preflight_is_quick() -> None:
     config, home = open_preset("tiny", MICRO), flow.find_home()
     flow.preflight_lines(
