@@ -60,8 +60,7 @@ ssh-keygen -Y sign -n rlcore -f ~/.ssh/id_ed25519 FILE
 ```"""
 
 
-def registered_name(config: RunConfig) -> str:
-    """Return the registered model that the challenger's stage adds versions to."""
+def _registered_name(config: RunConfig) -> str:
     return model_name(config.name, config.section("promotion", PromotionConfig))
 
 
@@ -71,7 +70,7 @@ def current_champion(home: Home, config: RunConfig) -> ModelVersion | None:
     Raises:
         PromotionError: as for :func:`rlcore.tasks.promotion.champion.find_champion`.
     """
-    return champion.find_champion(home, open_tracker(home), registered_name(config))
+    return champion.find_champion(home, open_tracker(home), _registered_name(config))
 
 
 def doubt_first_champion(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], base: ArtifactRef) -> str:
@@ -88,7 +87,7 @@ def doubt_first_champion(home: Home, config: RunConfig, refs: Mapping[str, Artif
     if gain.low > 0.0:
         return ""
     return (
-        f"first champion of {registered_name(config)}: no earlier one to beat, and its accuracy {mean(new):.3f} is not "
+        f"first champion of {_registered_name(config)}: no earlier one to beat, and its accuracy {mean(new):.3f} is not "
         f"shown to be above its base's {mean(old):.3f} (difference {gain.mean:+.3f}, {format_level(level)} interval "
         f"[{gain.low:+.3f}, {gain.high:+.3f}], n = {gain.n})"
     )
@@ -103,7 +102,7 @@ def apply_decision(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef
             ``promotion.toml`` cannot be used.
     """
     promotion = config.section("promotion", PromotionConfig)
-    name, tracker = registered_name(config), open_tracker(home)
+    name, tracker = _registered_name(config), open_tracker(home)
     version = find_by_sha256(tracker, name, refs[promotion.challenger].sha256)
     if version is None:
         raise PromotionError("the challenger is no longer in the registry", where=f"registered model {name}")
@@ -114,7 +113,7 @@ def apply_decision(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef
     with leased(home, config.name):
         try:
             if decision["promote"] and read_approvers(home).are_needed:
-                text = ask_person(home, tracker, version, grounds)
+                text = _ask_person(home, tracker, version, grounds)
             else:
                 text = _conclude(home, tracker, version, grounds, is_better=decision["promote"])
         except PromotionError as error:
@@ -182,7 +181,7 @@ class Standing:
         return all(self.request.details.get(name) == value for name, value in details.items())
 
 
-def find_standing(home: Home, subject: str) -> Standing | None:
+def _find_standing(home: Home, subject: str) -> Standing | None:
     """Return the newest request about a version such as ``tiny-grpo/4``; None if there was none."""
     every = read_entries(home)
     entries = [each for each in every if each.subject == subject]
@@ -200,16 +199,13 @@ def find_standing(home: Home, subject: str) -> Standing | None:
     )
 
 
-def ask_person(home: Home, tracker: Tracker, version: ModelVersion, grounds: Grounds) -> str:
+def _ask_person(home: Home, tracker: Tracker, version: ModelVersion, grounds: Grounds) -> str:
     """Let a version that passed the gate await its approval; return a sentence. A repeated call changes nothing.
 
     A request that has ended is made again; what was decided on this verdict is applied.
-    Raises:
-        PromotionError: the champion has changed since the comparison, the version was rolled back, or
-            ``promotion.toml`` cannot be used.
     """
     subject, now, rules = subject_of(version), datetime.now(UTC), read_approvers(home)
-    standing = find_standing(home, subject)
+    standing = _find_standing(home, subject)
     known = standing if standing and standing.is_about(grounds.details(version)) else None
     is_same = known is not None and known.is_about({"rules": rules.sha256}) and (known.is_open or known.promotion)
     if known and (known.rejection or (known.approval and is_same)):
@@ -301,7 +297,7 @@ def _apply(home: Home, tracker: Tracker, version: ModelVersion, standing: Standi
 
 
 def _require_standing(home: Home, subject: str) -> Standing:
-    standing = find_standing(home, subject)
+    standing = _find_standing(home, subject)
     if standing is None:
         raise PromotionError(
             f"{subject} awaits no approval in this state directory",
