@@ -87,8 +87,8 @@ def doubt_first_champion(home: Home, config: RunConfig, refs: Mapping[str, Artif
     if gain.low > 0.0:
         return ""
     return (
-        f"first champion of {_registered_name(config)}: no earlier one to beat, and its accuracy {mean(new):.3f} is not "
-        f"shown to be above its base's {mean(old):.3f} (difference {gain.mean:+.3f}, {format_level(level)} interval "
+        f"first champion of {_registered_name(config)}: no earlier one to beat, and its accuracy {mean(new):.3f} is "
+        f"not shown to be above its base's {mean(old):.3f} (difference {gain.mean:+.3f}, {format_level(level)} interval "
         f"[{gain.low:+.3f}, {gain.high:+.3f}], n = {gain.n})"
     )
 
