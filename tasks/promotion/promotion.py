@@ -88,8 +88,8 @@ def doubt_first_champion(home: Home, config: RunConfig, refs: Mapping[str, Artif
         return ""
     return (
         f"first champion of {_registered_name(config)}: no earlier one to beat, and its accuracy {mean(new):.3f} is "
-        f"not shown to be above its base's {mean(old):.3f} (difference {gain.mean:+.3f}, {format_level(level)} interval "
-        f"[{gain.low:+.3f}, {gain.high:+.3f}], n = {gain.n})"
+        f"not shown to be above its base's {mean(old):.3f} (difference {gain.mean:+.3f}, {format_level(level)} "
+        f"interval [{gain.low:+.3f}, {gain.high:+.3f}], n = {gain.n})"
     )
 
 
