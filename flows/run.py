@@ -50,7 +50,7 @@ def start_run(
 
 @contextmanager
 def watched(home: Home, config: RunConfig, name: str, preset: str, overrides: Sequence[str]) -> Iterator[None]:
-    """Run a block of the flow ``name`` within its budget; a full disk is an error that says so."""
+    """Run a block of the flow ``name`` within its budget, and name a full disk."""
 
     def resume(limit: str) -> str:
         key = limit.partition("=")[0]

@@ -1,4 +1,4 @@
-"""What the tests of the first day share: a user's own model folder, and rows."""
+"""Model folder and rows of a user, for the tests of the first day."""
 
 from __future__ import annotations
 
