@@ -77,7 +77,7 @@ def measure(rows: int, shared_words: str) -> tuple[float, float, float]:
             comparison=ComparisonConfig(ngram_overlap=shared_words),  # type: ignore[arg-type]
         )
         base, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, time.process_time()
-        report = prepare_dataset(config.kind, config, seed=0, tokens=view, folder=folder / "snapshot")
+        report = prepare_dataset(config, seed=0, tokens=view, folder=folder / "snapshot")
         seconds = time.process_time() - started
     assert report.accepted == rows
     return seconds, base, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -12,9 +12,9 @@ from rlcore.flows.run import run_targets
 from rlcore.flows.stages import stages
 from rlcore.strict_config import config_error
 from rlcore.tasks.keys.plan import recorded_refs
-from rlcore.tasks.kinds.kind import stage_of_checkpoint
+from rlcore.tasks.kinds.kind import stage_of_start
 from rlcore.tasks.kinds.rl.kind import RlStage
-from rlcore.tasks.presets.graph import reward_models_of, start_of
+from rlcore.tasks.presets.graph import reward_models_of
 from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.steps.external import agent_errors
 from rlcore.tasks.store.artifacts import ArtifactStore
@@ -41,7 +41,7 @@ def run_agent_check(home: Home, preset: str, overrides: Sequence[str], *, stage:
     assert agent is not None
     if errors := list(agent_errors(agent, f"stages.{name}.sampling.agent")):
         raise config_error(errors, preset)
-    start = stage_of_checkpoint(start_of(name, own))
+    start = stage_of_start(name, own)
     needed = [start, *map(prepare_stage_name, own.prompts), *reward_models_of(own)]
     table = stages(config)
     missing = [each for each in needed if each not in recorded_refs(table, config, needed, home=home)]

@@ -42,8 +42,8 @@ from rlcore.tasks.run.prefect_bridge import report_markdown
 from rlcore.tasks.run.retrain import Retraining, lineage_of, page_of, recipe_of
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.markdown import plain
-from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import flatten
 from rlcore.tasks.tracking.registry import ModelVersion
 from rlcore.tasks.tracking.runs import open_tracker
 

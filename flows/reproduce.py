@@ -10,7 +10,7 @@ from rlcore.flows.stages import retrain_stages, stages
 from rlcore.tasks.run.pipeline import run_pipeline
 from rlcore.tasks.run.reproduce import changes, compare, config_of, find_origin, machines, scratch_home, with_date
 from rlcore.tasks.store.settings import find_home
-from rlcore.tasks.tracking.past import ChampionLineage
+from rlcore.tasks.tracking.lineage import ChampionLineage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.steps.external import needed_reward_models
 
 if TYPE_CHECKING:
-    from rlcore.tasks.tracking.past import ChampionLineage
+    from rlcore.tasks.tracking.lineage import ChampionLineage
     from rlcore.tasks.tracking.registry import ModelVersion
 
 

@@ -35,8 +35,10 @@ documents the interface.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -91,34 +93,9 @@ if TYPE_CHECKING:
     from rlcore.types import Score as Score
     from rlcore.types import ScoredRollout as ScoredRollout
 
-_HOMES: Mapping[str, str] = MappingProxyType(
-    {
-        name: module
-        for module, names in {
-            "rlcore.config": (
-                "CheckpointConfig CriticConfig HealthConfig KlConfig LimitConfig ModelConfig "
-                "ObjectiveConfig OptimConfig RewardTerm RlConfig SamplingConfig ShapeConfig UpdateConfig"
-            ),
-            "rlcore.errors": "RlcoreError",
-            "rlcore.loop": (
-                "Components HealthStop HeldOut LogRecorder Recorder Run TrainResult finish iterate open_run train"
-            ),
-            "rlcore.loop.curves": "CurveRecorder TensorBoard Trackio Wandb",
-            "rlcore.loop.native": "chat_prompts native_components",
-            "rlcore.models.importing": "import_model",
-            "rlcore.models.loading": "load_policy save_model",
-            "rlcore.rewards.table": "RewardResources build_rewards",
-            "rlcore.rewards.user_function": "function_reward",
-            "rlcore.sampling.base": "Sampler SamplingParams",
-            "rlcore.sampling.native": "NativeSampler",
-            "rlcore.sampling.scripted": "ScriptedSampler",
-            "rlcore.text.tokenization": "ChatTokenizer",
-            "rlcore.training.learner": "Learner",
-            "rlcore.types": "FailedRollout Message Prompt Rollout Score ScoredRollout",
-        }.items()
-        for name in names.split()
-    }
-)
+# The imports above, which only type checkers run.
+_IMPORTS = re.findall(r"^    from (\S+) import (\w+) as \2$", Path(__file__).read_text(encoding="utf-8"), re.MULTILINE)
+_HOMES: Mapping[str, str] = MappingProxyType({name: module for module, name in _IMPORTS})
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - one list, which tests/rlcore/test_public.py holds
 
 

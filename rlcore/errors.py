@@ -10,13 +10,9 @@ class RlcoreError(Exception):
     ``what`` implies it.
     """
 
-    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
-        # All three are in args, so that the exception can be pickled.
-        super().__init__(what, where, fix)
+    def __init__(self, what: str, where: str = "", fix: str = "") -> None:
+        super().__init__(what, where, fix)  # all three in args: the exception crosses processes
         self.what, self.where, self.fix = what, where, fix
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.what, self.where, self.fix))
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -32,10 +28,6 @@ def shown(text: object, *, max_chars: int = 300) -> str:
     line = str(text)[: max_chars + 1]
     line = line if len(line) <= max_chars else f"{line[: max_chars - 1]}…"
     return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in line)
-
-
-def _rebuild(kind: type[RlcoreError], what: str, where: str, fix: str) -> RlcoreError:
-    return kind(what, where=where, fix=fix)
 
 
 class ConfigError(RlcoreError):

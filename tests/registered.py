@@ -91,10 +91,8 @@ def roll_back(home: Home, tracker: Tracker, name: str, *, version: int, reason: 
     return champion.roll_back(home, tracker, name, version=version, reason=reason, actor=ANNA)[0]
 
 
-ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=no_sections)
-SFT = Stage(
-    name="sft", version=1, kind="checkpoint", run=train, sections=no_sections, inputs=("rows",), registered_as="sft"
-)
+ROWS = Stage(name="rows", artifact="dataset", run=rows, sections=no_sections)
+SFT = Stage(name="sft", artifact="checkpoint", run=train, sections=no_sections, inputs=("rows",), registered_as="sft")
 
 
 def sealed(checkpoint: Path, card: Card | None = None) -> tuple[Package, str]:

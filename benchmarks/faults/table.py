@@ -14,8 +14,8 @@ import torch
 
 from benchmarks.faults.injectors import *
 from benchmarks.faults.lab import AGENT, CALCULATOR, EVALUATED, NUM_ITERATIONS, SUMS, TWO_RANKS, UNTIED, start
-from rlcore.algorithms.kl import k3_plain_loss
-from rlcore.algorithms.ratios import completion_ratio
+from rlcore.algorithms.kl import KL_LOSSES
+from rlcore.algorithms.surrogates import completion_ratio
 from rlcore.types import Rollout, Score
 
 NATIVE, LEARNER = "sampling.native:NativeSampler", "training.learner:Learner"
@@ -137,7 +137,7 @@ REWARDS: dict[str, Inject] = {
     "the verifier says 1 to all, later": fresh(lambda: out(MATH, since(30, whole(always(1.0))))),
     "the verifier accepts answers that contain the reference": at(MATH, contains),
     "later: the verifier remembers texts, and not prompts": fresh(remembered_by_text),
-    "a term gives its scores in another order": out("rewards.penalties:LengthReward.__call__", moved_on),
+    "a term gives its scores in another order": out("rewards.text_rewards:TextReward.__call__", moved_on),
     "completions keep the reference that they were graded with, another prompt's": at(
         "rewards.mix:WeightedReward.__call__", graded_with_others
     ),
@@ -289,7 +289,7 @@ KL_IN_THE_LOSS: dict[str, Inject] = {
     "the KL is ten times as strong": coefficients(kl=1.0),
     "the KL's sign is turned": kl_losses(lambda name, right: lambda d, r: -right(d, r)),
     "the KL's gradient is that of the other direction": kl_losses(
-        lambda name, right: k3_plain_loss if name == "k3_ratio" else right
+        lambda name, right: KL_LOSSES["k3_plain"] if name == "k3_ratio" else right
     ),
     "the reference learns along": at(
         "distributed.build:_critic_and_reference",

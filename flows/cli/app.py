@@ -17,7 +17,7 @@ from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 from rlcore.errors import ConfigError, RlcoreError
 from rlcore.flows.cli import inspection, models, operation, training
-from rlcore.tasks.store.logs import BudgetReachedError
+from rlcore.tasks.store.settings import BudgetReachedError
 
 USAGE_ERROR, FAILURE, BUDGET = 2, 1, 3
 _MAX_NAME = 200  # characters of a path in a message

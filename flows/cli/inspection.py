@@ -75,7 +75,7 @@ def _of_other_settings(what: str, overrides: Sequence[str], refs: Mapping[str, A
     """Return the command that shows results of other settings, if the home has some that this one does not show."""
     from rlcore.flows.presets import open_preset
     from rlcore.flows.stages import stages
-    from rlcore.tasks.keys.earlier_results import overrides_of_results
+    from rlcore.tasks.keys.earlier_work import overrides_of_results
     from rlcore.tasks.keys.plan import recorded_refs
     from rlcore.tasks.store.cache import StageCache
 

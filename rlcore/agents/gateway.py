@@ -162,7 +162,6 @@ class Gateway:
             limits=limits,
             statistics=self._statistics,
             lock=self._lock,
-            wake=self._server.call_soon,
         )
 
     def __enter__(self) -> Gateway:
@@ -275,14 +274,12 @@ class Gateway:
         asked = await self._ask(body, session, kind, retry_count=request.headers.get("x-stainless-retry-count", ""))
         put_at = time.monotonic()
         try:
-            await guard.unless_gone(request.receive, asked.done.wait())
+            await guard.unless_gone(request.receive, asyncio.shield(asyncio.wrap_future(asked.done)))
         except ClientDisconnect:
             with self._lock:
                 self._leave(session, asked)
             raise
         with self._lock:
-            if asked.error:
-                raise asked.error
             session.require_open()
             reply = self._reply(session, asked)
             session.set_delivered(asked)
@@ -320,18 +317,17 @@ class Gateway:
     def _reply(self, session: Session, asked: Asked) -> Response:
         if asked.reply is None:
             body, events = session.written(asked)
-            is_stream = asked.placement.request.options.stream
-            asked.reply = _stream(events) if is_stream else JSONResponse(body)
+            if asked.placement.request.options.stream:
+                headers = {"Cache-Control": "no-cache"}
+                asked.reply = Response("".join(events), media_type="text/event-stream", headers=headers)
+            else:
+                asked.reply = JSONResponse(body)
         return asked.reply
 
 
 def _read(body: bytes, session: Session, kind: Kind) -> Request:
     found = read_json(body)
     return read_chat(found) if kind == "chat" else read_responses(found, session.stored)
-
-
-def _stream(events: Iterable[str]) -> Response:
-    return Response("".join(events), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
 
 def _reader(renderer: PromptRenderer) -> ReplyReader:

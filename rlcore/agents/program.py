@@ -25,7 +25,7 @@ from pathlib import Path
 from rlcore.agents import warden
 from rlcore.config import AgentConfig
 from rlcore.errors import DataError, SandboxError, shown
-from rlcore.sandbox.selftest import FIX
+from rlcore.sandbox.base import FIX
 from rlcore.types import Prompt
 
 TASK_FILE = "task.json"  # of the working folder, as in the environment variable RLCORE_TASK

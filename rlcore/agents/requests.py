@@ -285,7 +285,13 @@ def responses_body(request: Request, answer: Piece, num_prompt_tokens: int) -> d
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
         "model": options.model,
         "output": _output(answer, name, is_cut=is_cut, logprobs=options.top_logprobs is not None),
-        "usage": _usage(num_prompt_tokens, answer.num_tokens),
+        "usage": {
+            "input_tokens": num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": answer.num_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": num_prompt_tokens + answer.num_tokens,
+        },
         "parallel_tool_calls": True,
         "text": {"format": {"type": "text"}},
         "truncation": "disabled",
@@ -310,16 +316,6 @@ def _output(answer: Piece, name: str, *, is_cut: bool, logprobs: bool) -> list[d
         written = {"name": call.name, "arguments": call.arguments, "call_id": call.call_id}
         items.append({"type": "function_call", "id": f"fc_{name}_{number}", **written, "status": status})
     return items
-
-
-def _usage(num_prompt_tokens: int, num_tokens: int) -> dict[str, Any]:
-    return {
-        "input_tokens": num_prompt_tokens,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": num_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": num_prompt_tokens + num_tokens,
-    }
 
 
 def response_events(body: Json) -> Iterator[str]:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 from starlette.responses import Response
@@ -26,7 +27,6 @@ from rlcore.types import FailedRollout, FinishReason, Prompt, Rollout
 
 _MAX_REFUSALS = 20  # that a record has
 logger = logging.getLogger(__name__)
-Wake = Callable[[Callable[[], object]], None]
 Made = Rollout | FailedRollout
 _END_OF_PROMPT = 256  # tokens of a prompt that a response template reads
 
@@ -107,7 +107,7 @@ class Asked:
     """Request that waits for its answers, and later holds them.
 
     ``num_readers``: connections that wait. ``sampled_at``: time at which the engine returned.
-    ``prompt``: digest of its tokens. ``wake``: calls a function in the thread of the server, to which ``done`` belongs.
+    ``prompt``: digest of its tokens. ``done``: fails with the :class:`ApiError` of a request that gets no answers.
     """
 
     digest: str
@@ -115,24 +115,17 @@ class Asked:
     prompt: str
     numbers: range
     num_prompt_tokens: int
-    wake: Wake
     begun: float = field(default_factory=time.monotonic)
     tickets: list[Ticket] = field(default_factory=list)
     answers: dict[int, Piece] = field(default_factory=dict)
-    error: ApiError | None = None
-    done: asyncio.Event = field(default_factory=asyncio.Event)
+    done: Future[None] = field(default_factory=Future)
     num_readers: int = 1
     sampled_at: float = 0.0
     reply: Response | None = None
 
-    @property
-    def is_answered(self) -> bool:
-        return self.error is not None or len(self.answers) == len(self.numbers)
-
     def fail(self, error: ApiError) -> None:
-        if not self.is_answered:
-            self.error = error
-            self.wake(self.done.set)
+        if not self.done.done():
+            self.done.set_exception(error)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -144,7 +137,6 @@ class Shared:
     limits: Limits
     statistics: Counter[str]
     lock: threading.RLock
-    wake: Wake
 
 
 class Session:
@@ -209,7 +201,7 @@ class Session:
             raise _too_long(len(prompt_ids), used, limits)
         numbers = range(self._last_number + 1, self._last_number + request.options.n + 1)
         self._tree.hold(placement)
-        asked = Asked(digest, placement, _digest(prompt_ids), numbers, len(prompt_ids), self._shared.wake)
+        asked = Asked(digest, placement, _digest(prompt_ids), numbers, len(prompt_ids))
         self._num_calls, self._last_number = self._num_calls + request.options.n, numbers[-1]
         limit = min(room, request.options.max_tokens or room)
         asked.tickets = [self._ticket(asked, number, prompt_ids, limit) for number in numbers]
@@ -236,18 +228,18 @@ class Session:
 
     def _finish(self, asked: Asked, number: int, made: Made) -> None:
         with self._shared.lock:
-            if self.is_closed:
+            if self.is_closed or asked.done.done():
                 return
             asked.sampled_at = asked.sampled_at or time.monotonic()
             if isinstance(made, FailedRollout):
-                asked.error = ApiError(400, f"the engine cannot answer: {shown(made.reason)}", code="engine_refused")
-            else:
-                try:
-                    asked.answers[number] = self._record(asked, number, made)
-                except Exception as error:  # noqa: BLE001 - of one answer: the failure of this episode alone
-                    asked.error = self.fail(error)
-            if asked.is_answered:
-                asked.wake(asked.done.set)
+                asked.fail(ApiError(400, f"the engine cannot answer: {shown(made.reason)}", code="engine_refused"))
+                return
+            try:
+                asked.answers[number] = self._record(asked, number, made)
+            except Exception as error:  # noqa: BLE001 - of one answer: the failure of this episode alone
+                asked.fail(self.fail(error))
+            if len(asked.answers) == len(asked.numbers):
+                asked.done.set_result(None)
 
     def _record(self, asked: Asked, number: int, made: Rollout) -> Piece:
         shared, placement = self._shared, asked.placement

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Float64, Int
@@ -53,23 +54,14 @@ def lay_out_episodes(
     next_values: Float[Tensor, "completions"],
 ) -> AdvantageInputs:
     """Pad episodes to rows; ``rewards`` and ``penalties`` are float64 [T] per episode, over all its samples."""
-    width = max(map(len, masks))
-    shape = (len(masks), width)
-    token_rewards = torch.zeros(shape, dtype=torch.float64)
-    padded_values, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
-    totals = []
-    for row, reward in enumerate(rewards):
-        length = len(masks[row])
-        token_rewards[row, :length] = penalties[row] + reward
-        padded_values[row, :length] = values[row]
-        mask[row, :length] = masks[row]
-        totals.append(float(reward.sum()) + float(penalties[row].sum()))
+    pairs = list(zip(rewards, penalties, strict=True))
+    totals = [float(reward.sum()) + float(penalty.sum()) for reward, penalty in pairs]
     return AdvantageInputs(
         rewards=torch.tensor(totals, dtype=torch.float64),
         group=torch.tensor(group),
-        token_rewards=token_rewards,
-        values=padded_values,
-        mask=mask,
+        token_rewards=pad_sequence([penalty + reward for reward, penalty in pairs], batch_first=True),
+        values=pad_sequence(list(values), batch_first=True).to(torch.get_default_dtype()),
+        mask=pad_sequence(list(masks), batch_first=True),
         next_values=next_values,
     )
 
@@ -188,12 +180,7 @@ def leave_one_out(episodes: AdvantageInputs) -> Float[Tensor, "completions time"
 
 def batch_normalized(episodes: AdvantageInputs) -> Float[Tensor, "completions time"]:
     """Return ``(R - mean) / std`` over the whole batch (REINFORCE++, Hu 2025)."""
-    rewards, scored = episodes.rewards, episodes.rewards.isfinite()
-    advantages = torch.zeros_like(rewards)
-    kept = rewards[scored]
-    if has_signal(kept):
-        advantages[scored] = (kept - kept.mean()) / (kept.std(unbiased=False) + STD_EPSILON)
-    return _per_token(advantages, episodes)
+    return group_normalized(replace(episodes, group=torch.zeros_like(episodes.group)))
 
 
 def has_signal(rewards: Float[Tensor, "completions"]) -> bool:
@@ -207,9 +194,5 @@ def _by_group(episodes: AdvantageInputs, normalize: Callable[[Tensor], Tensor]) 
         members = (episodes.group == number) & episodes.rewards.isfinite()
         if has_signal(episodes.rewards[members]):
             advantages[members] = normalize(episodes.rewards[members])
-    return _per_token(advantages, episodes)
-
-
-def _per_token(advantages: Tensor, episodes: AdvantageInputs) -> Tensor:
     spread = advantages[:, None].expand(episodes.mask.shape).masked_fill(~episodes.mask, 0.0)
     return spread.to(episodes.values.dtype)

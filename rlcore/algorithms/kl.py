@@ -45,40 +45,15 @@ def k3(d: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
     return torch.expm1(-d) + d
 
 
-def k1_ratio_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """Return ``ratio * k1``, whose gradient is that of the reverse KL, also off-policy."""
-    return log_ratio.exp() * k1(d)
-
-
-def k2_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """Return ``ratio.detach() * k2``: gradient of the reverse KL, with the importance weight detached."""
-    return log_ratio.detach().exp() * k2(d)
-
-
-def k3_ratio_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """Return ``ratio * k3``: gradient of the reverse KL, with the low variance of k3.
-
-    The value is never clamped: a clamp would remove the gradient exactly where the policy has dropped a token.
-    """
-    return log_ratio.exp() * k3(d)
-
-
-def k2_plain_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """Return ``k2``: gradient of the reverse KL on-policy; biased after the first step of an update."""
-    return k2(d)
-
-
-def k3_plain_loss(d: Float[Tensor, "tokens"], log_ratio: Float[Tensor, "tokens"]) -> Float[Tensor, "tokens"]:
-    """Return ``k3`` as in the GRPO paper (Shao et al. 2024, eq. 4); on-policy its gradient is of the FORWARD KL."""
-    return k3(d)
-
-
 KL_LOSSES: Mapping[str, KlLossFn] = {
-    "k1_ratio": k1_ratio_loss,
-    "k2": k2_loss,
-    "k3_ratio": k3_ratio_loss,
-    "k2_plain": k2_plain_loss,
-    "k3_plain": k3_plain_loss,
+    "k1_ratio": lambda d, log_ratio: log_ratio.exp() * k1(d),  # gradient of the reverse KL, also off-policy
+    "k2": lambda d, log_ratio: log_ratio.detach().exp() * k2(d),  # likewise, with the importance weight detached
+    # Likewise, with the low variance of k3. The value is never clamped: a clamp would remove the gradient exactly where
+    # the policy has dropped a token.
+    "k3_ratio": lambda d, log_ratio: log_ratio.exp() * k3(d),
+    "k2_plain": lambda d, _: k2(d),  # gradient of the reverse KL on-policy; biased after the first step of an update
+    # As in the GRPO paper (Shao et al. 2024, eq. 4); on-policy its gradient is of the FORWARD KL.
+    "k3_plain": lambda d, _: k3(d),
 }
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlcore.algorithms.kl import KL_LOSSES, k3
-from rlcore.algorithms.ratios import clamped_difference, sequence_mean
+from rlcore.algorithms.surrogates import clamped_difference, sequence_mean
 from rlcore.algorithms.table import Algorithm
 from rlcore.config import RolloutCorrectionConfig
 

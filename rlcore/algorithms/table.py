@@ -1,4 +1,9 @@
-"""Table of algorithms: a row of pure functions each, with the constants of a run. The audit has a row for each too."""
+"""Token weights of the loss, and the table of algorithms: a row of pure functions each, with the constants of a run.
+
+Weights are computed once for the whole optimizer step, and the loss is a plain weighted sum. Packing, micro-batches and
+data parallelism therefore cannot change it. An episode counts once, however many samples it has. The audit has a row
+for each algorithm too.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
 
 from rlcore.algorithms.advantages import (
     AdvantageFn,
@@ -21,14 +29,85 @@ from rlcore.algorithms.advantages import (
     value_gae,
 )
 from rlcore.algorithms.kl import PenaltyController
-from rlcore.algorithms.ratios import RatioFn, completion_ratio, sequence_ratio, token_ratio
-from rlcore.algorithms.surrogates import Surrogate, SurrogateFn, cispo, dppo_tv, ppo_clip, reinforce, sapo, unclipped
-from rlcore.algorithms.weighting import WEIGHTINGS, WeightingFn, constant, sequence_mean, sequence_sum, token_mean
+from rlcore.algorithms.surrogates import (
+    RatioFn,
+    Surrogate,
+    SurrogateFn,
+    cispo,
+    completion_ratio,
+    dppo_tv,
+    ppo_clip,
+    reinforce,
+    sapo,
+    sequence_ratio,
+    token_ratio,
+    unclipped,
+)
 from rlcore.config import ObjectiveConfig, RlConfig
 from rlcore.errors import ConfigError
 
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+
+#: (padded loss_mask of all samples of the step, bool [S, T]; number of each sample's episode, int64 [S]) -> weights
+#: [S, T] in torch's default dtype
+WeightingFn = Callable[[Tensor, Tensor], Tensor]
+
+
+def token_mean(
+    loss_mask: Bool[Tensor, "samples time"], episode: Int[Tensor, "samples"]
+) -> Float[Tensor, "samples time"]:
+    """Weight all tokens equally: ``1 / (number of tokens of the step)`` (DAPO, Yu et al. 2025, eq. 8)."""
+    mask = loss_mask.to(torch.get_default_dtype())
+    return mask / mask.sum().clamp(min=1.0)
+
+
+def sequence_mean(
+    loss_mask: Bool[Tensor, "samples time"], episode: Int[Tensor, "samples"]
+) -> Float[Tensor, "samples time"]:
+    """Weight all episodes equally: ``1 / (E * tokens of the episode)`` (GRPO, Shao et al. 2024, eq. 3).
+
+    E is the number of episodes with at least one trained token.
+    """
+    mask = loss_mask.to(torch.get_default_dtype())
+    lengths, num_episodes = _episodes(mask, episode)
+    return mask / lengths.clamp(min=1.0) / num_episodes
+
+
+def sequence_sum(
+    loss_mask: Bool[Tensor, "samples time"], episode: Int[Tensor, "samples"]
+) -> Float[Tensor, "samples time"]:
+    """Weight every token ``1 / E``, which sums log-probabilities per episode (RLOO, Ahmadian et al. 2024)."""
+    return constant(loss_mask, episode, constant_length=1)
+
+
+def constant(
+    loss_mask: Bool[Tensor, "samples time"], episode: Int[Tensor, "samples"], *, constant_length: int
+) -> Float[Tensor, "samples time"]:
+    """Weight every token ``1 / (E * constant_length)``: no bias to long episodes (Dr. GRPO, Liu et al. 2025)."""
+    mask = loss_mask.to(torch.get_default_dtype())
+    _, num_episodes = _episodes(mask, episode)
+    return mask / (num_episodes * float(constant_length))
+
+
+def _episodes(mask: Tensor, episode: Tensor) -> tuple[Tensor, Tensor]:
+    places = {number: place for place, number in enumerate(dict.fromkeys(episode.tolist()))}
+    index = torch.tensor([places[number] for number in episode.tolist()], device=mask.device)
+    lengths = mask.new_zeros(len(places)).index_add(0, index, mask.sum(1))
+    return lengths[index][:, None], (lengths > 0).sum().clamp(min=1)
+
+
+#: Weightings by configuration name; ``constant`` needs its ``constant_length`` bound first.
+WEIGHTINGS: Mapping[str, Callable[..., Tensor]] = {
+    "token_mean": token_mean,
+    "sequence_mean": sequence_mean,
+    "sequence_sum": sequence_sum,
+    "constant": constant,
+}
+
+
+@dataclass(frozen=True, slots=True)
 class Algorithm:
     """Four pure functions of the policy loss (:mod:`rlcore.algorithms.objective`), and the critic's advantage if any.
 
@@ -60,9 +139,8 @@ _CRITIC_GAE = partial(value_gae, gamma=1.0, lam=0.95)
 _PER_LENGTH = partial(constant, constant_length=1024)
 _SOFT_GATE = partial(sapo, gate_positive=1.0, gate_negative=1.05)
 
-_Row = tuple[AdvantageFn, RatioFn, SurrogateFn, WeightingFn]
 # fmt: off
-_ROWS: dict[str, _Row] = {
+_ROWS: dict[str, tuple[AdvantageFn, RatioFn, SurrogateFn, WeightingFn]] = {
     # name          advantage         ratio             surrogate                   weighting
     "ppo":         (_GAE,             token_ratio,      _clip(0.2, 0.2),            token_mean),
     "ppo_penalty": (_GAE,             token_ratio,      unclipped,                  token_mean),
@@ -83,17 +161,7 @@ _ROWS: dict[str, _Row] = {
 _CRITICS: dict[str, AdvantageFn] = {"ppo": _CRITIC_GAE, "ppo_penalty": _CRITIC_GAE}
 _PENALTIES = {"ppo_penalty": PenaltyController(coefficient=1.0, target=0.01)}
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
-    {
-        name: Algorithm(
-            advantage=advantage,
-            ratio=ratio,
-            surrogate=surrogate,
-            weighting=weighting,
-            value_advantage=_CRITICS.get(name),
-            penalty=_PENALTIES.get(name),
-        )
-        for name, (advantage, ratio, surrogate, weighting) in _ROWS.items()
-    }
+    {name: Algorithm(*row, _CRITICS.get(name), _PENALTIES.get(name)) for name, row in _ROWS.items()}
 )
 
 

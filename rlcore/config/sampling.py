@@ -57,9 +57,9 @@ class EngineConfig:
     urls: tuple[str, ...] = ()  # running servers to use, instead of starting some
     replicas: PositiveInt = 1  # number of servers to start
     gpus: GpuConfig = field(default_factory=GpuConfig)
-    # `file`: through `weight_dir`; `shared_memory`, `gloo` (TCP), `nccl`, `ipc` (between GPUs): vLLM's API; `auto`: for
-    # a started server `nccl` between GPUs if vLLM is installed here too, else `shared_memory`; for a running one, or if
-    # memory is short, `file`
+    # `file`: through `weight_dir`; `shared_memory`: a file in memory; `gloo` (TCP), `nccl`, `ipc` (between GPUs): by
+    # vLLM's API; `auto`: for a started server `nccl` between GPUs if vLLM is installed here too, else `shared_memory`;
+    # for a running one, or if memory is short, `file`
     weight_transfer: TransferKind = "auto"
     # folder of `file`, which the server must see; empty: a folder in memory if there is one, else a temporary one
     weight_dir: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -40,7 +40,7 @@ def accuracy(values: ArrayLike, *, clusters: ArrayLike | None = None, confidence
     data = finite(values)
     if data.min() < 0.0 or data.max() > 1.0:
         raise DataError("a value is outside 0..1", fix="pass 1 for right and 0 for wrong per problem, 0.5 for a tie")
-    mean, z = float(data.mean()), _quantile(confidence)
+    mean, z = float(data.mean()), normal_quantile(confidence)
     n = float(len(data)) if clusters is None else effective_sample_size(data, clusters)
     centre = (mean + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2))
@@ -80,21 +80,23 @@ def pair_accuracy(margins: ArrayLike, *, prompts: ArrayLike | None = None, confi
 
 def dataset_accuracy(datasets: Sequence[str], correct: Sequence[bool]) -> dict[str, float]:
     """Return the accuracy on each dataset, as ``eval/data/<name>``; empty for a single dataset."""
-    answers: dict[str, list[bool]] = {}
-    for name, is_right in zip(datasets, correct, strict=True):
-        answers.setdefault(name, []).append(is_right)
-    return {f"eval/data/{name}": sum(each) / len(each) for name, each in answers.items()} if len(answers) > 1 else {}
+    return _means("eval/data", zip(datasets, correct, strict=True)) if len(set(datasets)) > 1 else {}
 
 
 def dataset_scores(
     datasets: Sequence[str], scores: Sequence[float | None], chosen: Collection[str]
 ) -> dict[str, float]:
     """Return the mean of the known scores on each of the chosen datasets, as ``eval/score/<name>``."""
-    known: dict[str, list[float]] = {}
-    for name, score in zip(datasets, scores, strict=True):
-        if name in chosen and score is not None and not math.isnan(score):
-            known.setdefault(name, []).append(score)
-    return {f"eval/score/{name}": sum(each) / len(each) for name, each in known.items()}
+    pairs = zip(datasets, scores, strict=True)
+    known = ((name, score) for name, score in pairs if score is not None and not math.isnan(score))
+    return _means("eval/score", ((name, score) for name, score in known if name in chosen))
+
+
+def _means(prefix: str, pairs: Iterable[tuple[str, float]]) -> dict[str, float]:
+    values: dict[str, list[float]] = {}
+    for name, value in pairs:
+        values.setdefault(name, []).append(value)
+    return {f"{prefix}/{name}": sum(each) / len(each) for name, each in values.items()}
 
 
 def mean_fraction(values: ArrayLike, *, seed: int, confidence: float = 0.95) -> Interval:
@@ -111,9 +113,13 @@ def mean_fraction(values: ArrayLike, *, seed: int, confidence: float = 0.95) -> 
     if data.min() < 0.0 or data.max() > 1.0:
         raise DataError("a fraction is outside 0..1", fix="pass one fraction per problem")
     means = _resampled_means(np.append(data, [0.0, 1.0]), np.random.default_rng(seed))
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    mean = float(data.mean())
-    return Interval(mean=mean, low=min(float(low), mean), high=max(float(high), mean), n=len(data))
+    return percentile_interval(means, float(data.mean()), n=len(data), confidence=confidence)
+
+
+def percentile_interval(draws: NDArray[np.float64], mean: float, *, n: int, confidence: float) -> Interval:
+    """Return the quantiles of finite draws of a statistic, widened to its value ``mean``; only that without draws."""
+    low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2]) if len(draws) else (mean, mean)
+    return Interval(mean=mean, low=min(float(low), mean), high=max(float(high), mean), n=n)
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
@@ -157,7 +163,12 @@ def finite(values: ArrayLike) -> NDArray[np.float64]:
     return data
 
 
-def _quantile(confidence: float) -> float:
+def normal_quantile(confidence: float) -> float:
+    """Return z of a two-sided interval: 1.96 for a ``confidence`` of 0.95.
+
+    Raises:
+        DataError: ``confidence`` is not between 0 and 1.
+    """
     if not 0.0 < confidence < 1.0:
         raise DataError(f"confidence {confidence} is not between 0 and 1")
     return NormalDist().inv_cdf((1 + confidence) / 2)
@@ -180,11 +191,11 @@ def cluster_bootstrap(
     different, index = np.unique(clusters, return_inverse=True)
     rows = np.split(np.argsort(index, kind="stable"), np.cumsum(np.bincount(index))[:-1])
     generator = np.random.default_rng(seed)
-    draws = [
-        statistic(np.concatenate([rows[each] for each in generator.integers(0, len(different), len(different))]))
-        for _ in range(_CLUSTER_RESAMPLES)
-    ]
-    finite = [draw for draw in draws if np.isfinite(draw)]
+    draws = np.array(
+        [
+            statistic(np.concatenate([rows[each] for each in generator.integers(0, len(different), len(different))]))
+            for _ in range(_CLUSTER_RESAMPLES)
+        ]
+    )
     mean = statistic(np.arange(len(clusters)))
-    low, high = np.quantile(finite, [(1 - confidence) / 2, (1 + confidence) / 2]) if finite else (mean, mean)
-    return Interval(mean=mean, low=min(float(low), mean), high=max(float(high), mean), n=len(clusters))
+    return percentile_interval(draws[np.isfinite(draws)], mean, n=len(clusters), confidence=confidence)

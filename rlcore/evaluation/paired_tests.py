@@ -14,14 +14,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, betaincinv, gammaln
 
 from rlcore.errors import DataError
-from rlcore.evaluation.intervals import Interval, finite
+from rlcore.evaluation.intervals import Interval, finite, normal_quantile
 
 Floats = NDArray[np.float64]
 _MIN_GRID, _GRID_PER_ROOT = 64, 6  # grid for the maximum of the p value, whose peaks are 1 / √n wide
@@ -73,9 +72,7 @@ def score_interval(won: int, lost: int, n: int, *, confidence: float = 0.95) -> 
         DataError: Impossible counts, or a confidence outside (0, 1).
     """
     _check(won, lost, n)
-    if not 0.0 < confidence < 1.0:
-        raise DataError(f"confidence {confidence} is not between 0 and 1")
-    z, change = NormalDist().inv_cdf((1.0 + confidence) / 2.0), (won - lost) / n
+    z, change = normal_quantile(confidence), (won - lost) / n
     return _edge(won, lost, n, (-1.0, change), z), -_edge(lost, won, n, (-1.0, -change), z)
 
 

@@ -87,9 +87,8 @@ def check_max(name: str, value: float, limit: float) -> Check:
     """Check that a value of one model, such as its KL to the reference policy, is at most ``limit``; NaN fails."""
     passed = value <= limit
     sentence = f"{name} is {value:.4g}, {'within' if passed else 'not within'} the limit of {limit:g}"
-    return Check(
-        name=name, estimate=value, low=value, high=value, p_value=None, limit=limit, passed=passed, sentence=sentence
-    )
+    bounds = dict.fromkeys(("estimate", "low", "high"), value)
+    return Check(name=name, **bounds, p_value=None, limit=limit, passed=passed, sentence=sentence)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -221,54 +220,30 @@ def _gain(pair: PairedMetric, min_gain: float, alpha: float, *, seed: int) -> Ch
     sentence = f"{pair.name} changes by {estimate:+.4g} over the champion, p = {p_value:.2g} at level {alpha:.2g}: " + (
         ("better" if is_enough else f"better, but by less than {min_gain:g}") if is_better else "not shown to be better"
     )
-    if _is_binary(pair):
-        low, high = score_interval(*_changed(differences), len(differences), confidence=1.0 - 2.0 * alpha)
-    else:
-        low, high = _interval(_means(pair, alpha, seed=seed), estimate, alpha)
-    return Check(
-        name=pair.name,
-        estimate=estimate,
-        low=low,
-        high=high,
-        p_value=p_value,
-        limit=min_gain,
-        passed=is_better and is_enough,
-        sentence=sentence,
-    )
+    means = None if _is_binary(pair) else _means(pair, alpha, seed=seed)
+    low, high = _ends(differences, means, alpha)
+    bounds = {"estimate": estimate, "low": low, "high": high, "p_value": p_value, "limit": min_gain}
+    return Check(name=pair.name, **bounds, passed=is_better and is_enough, sentence=sentence)
 
 
 def _non_inferior(pair: PairedMetric, alpha: float, *, seed: int) -> Check:
     differences = _differences(pair)
     n, estimate, more = len(differences), float(differences.mean()), ""
-    if _is_binary(pair):
-        won, lost = _changed(differences)
-        p_value, ends = (
-            noninferiority_p(won, lost, n, pair.margin),
-            score_interval(won, lost, n, confidence=1.0 - 2.0 * alpha),
-        )
-        minimum = min_sample_size(pair.margin, alpha)
+    means = None if _is_binary(pair) else _means(pair, alpha, seed=seed)
+    if means is None:
+        p_value, minimum = noninferiority_p(*_changed(differences), n, pair.margin), min_sample_size(pair.margin, alpha)
         more = f"; not enough problems: at least {minimum} are needed" if n < minimum else ""
     else:
-        means = _means(pair, alpha, seed=seed)
         p_value = (1 + int((means <= -pair.margin).sum())) / (1 + len(means))
-        ends = _interval(means, estimate, alpha)
     passed = p_value <= alpha
     sign = 1.0 if pair.higher_is_better else -1.0
-    low, high = sorted(sign * end for end in ends)
+    low, high = sorted(sign * end for end in _ends(differences, means, alpha))
     sentence = (
         f"{pair.name} changes by {sign * estimate:+.4g}; a loss of {pair.margin:g} or more is "
         f"{'ruled out' if passed else 'not ruled out'} (p = {p_value:.2g} at level {alpha:.2g}, n = {n}{more})"
     )
-    return Check(
-        name=pair.name,
-        estimate=sign * estimate,
-        low=low,
-        high=high,
-        p_value=p_value,
-        limit=-sign * pair.margin,
-        passed=passed,
-        sentence=sentence,
-    )
+    bounds = {"estimate": sign * estimate, "low": low, "high": high, "p_value": p_value, "limit": -sign * pair.margin}
+    return Check(name=pair.name, **bounds, passed=passed, sentence=sentence)
 
 
 def _is_binary(pair: PairedMetric) -> bool:
@@ -289,8 +264,11 @@ def _num_resamples(alpha: float) -> int:
     return min(math.ceil(_RESAMPLES_OVER_ALPHA / alpha), _MAX_RESAMPLES)
 
 
-def _interval(means: Values, estimate: float, alpha: float) -> tuple[float, float]:
-    low, high = np.quantile(means, [alpha, 1.0 - alpha])
+def _ends(differences: Values, means: Values | None, alpha: float) -> tuple[float, float]:
+    """Return bounds at ``alpha`` of the mean difference, from resampled ``means``; None for binary differences."""
+    if means is None:
+        return score_interval(*_changed(differences), len(differences), confidence=1.0 - 2.0 * alpha)
+    (low, high), estimate = np.quantile(means, [alpha, 1.0 - alpha]), float(differences.mean())
     return min(float(low), estimate), max(float(high), estimate)
 
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rlcore.config.answers import JudgeBounds
 from rlcore.errors import DataError
-from rlcore.evaluation.intervals import Interval, accuracy, cluster_bootstrap, mean_fraction
+from rlcore.evaluation.intervals import Interval, accuracy, cluster_bootstrap, mean_fraction, normal_quantile
 from rlcore.evaluation.promotion import Check, check_max, check_min
 
 Floats = NDArray[np.float64]
@@ -58,9 +57,7 @@ class PairResults:
 
     def take(self, rows: NDArray[np.bool_]) -> PairResults:
         """Return the selected pairs."""
-        fields = (self.forward, self.backward, self.lengths, self.other_lengths)
-        forward, backward, lengths, other_lengths = (each[rows] for each in fields)
-        return PairResults(forward=forward, backward=backward, lengths=lengths, other_lengths=other_lengths)
+        return PairResults(**{name: getattr(self, name)[rows] for name in self.__dataclass_fields__})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,7 +151,7 @@ def length_controlled(
     inverse = np.linalg.inv(curvature)
     n = len(outcomes)
     error = math.sqrt(float((inverse @ (scores.T @ scores) @ inverse)[0, 0]) * n / (n - 2))
-    half = NormalDist().inv_cdf((1.0 + confidence) / 2.0) * error
+    half = normal_quantile(confidence) * error
     mean, low, high = (float(_sigmoid(np.array(weights[0] + step))) for step in (0.0, -half, half))
     return Interval(mean=mean, low=low, high=high, n=len(y))
 

@@ -13,18 +13,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
-from rlcore.hardware.out_of_memory import oom_retry
 from rlcore.hardware.precision import at_least_float32, no_autocast
-from rlcore.hardware.sharded import device_of, gather_full, ranks_of, run_forward
-from rlcore.models.architectures import pack_for
-from rlcore.models.policy import completion_states, hidden_states, scatter_tokens, state_scores
-from rlcore.models.saving import save_tensors
+from rlcore.hardware.sharded import device_of, gather_full, ranks_of
+from rlcore.models.policy import completion_states, hidden_states, score_batches, score_tokens, state_scores
+from rlcore.models.saving import HEAD_FILE, save_tensors
 from rlcore.text.packing import PackedBatch, TokenSequence
 
 if TYPE_CHECKING:
     from jaxtyping import Float
-
-HEAD_FILE = "scalar_head.safetensors"
 
 
 class ScalarHeadModel(nn.Module):
@@ -93,21 +89,18 @@ def _new_head(backbone: PreTrainedModel) -> nn.Linear:
     return nn.Linear(backbone.config.hidden_size, 1, bias=False, device=device_of(backbone), dtype=torch.float32)
 
 
-@oom_retry
-@torch.no_grad()
 def score_values(
     critic: ScalarHeadModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
 ) -> list[Float[Tensor, "_time"]]:
     """Return the values of completions without gradient: one float32 [T] tensor on the CPU per sequence."""
-    results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
-    for batch in pack_for(critic.backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
-        values = run_forward(critic, partial(critic.token_values, batch.to(device_of(critic))))
-        scatter_tokens(values, batch, results)
-    return results
+
+    def score(batch: PackedBatch) -> tuple[Tensor]:
+        return (critic.token_values(batch),)
+
+    (values,) = score_tokens(critic, sequences, score, tokens_per_microbatch=tokens_per_microbatch)
+    return values
 
 
-@oom_retry
-@torch.no_grad()
 def score_shared(
     critic: ScalarHeadModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, temperature: float
 ) -> tuple[list[Float[Tensor, "_time"]], list[Float[Tensor, "_time"]]]:
@@ -115,33 +108,26 @@ def score_shared(
 
     Both have one float32 [T] tensor on the CPU per sequence.
     """
-    logprobs, values = ([torch.empty(len(sequence.completion_ids)) for sequence in sequences] for _ in range(2))
-    policy = critic.backbone
-    for packed in pack_for(policy, sequences, tokens_per_microbatch=tokens_per_microbatch):
-        batch = packed.to(device_of(policy))
-        found = run_forward(critic, partial(_scores_and_values, critic, batch, temperature))
-        for flat, results in zip(found, (logprobs, values), strict=True):
-            scatter_tokens(flat, batch, results)
+
+    def score(batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        states = completion_states(critic.backbone, batch)
+        return state_scores(critic.backbone, states, batch, temperature=temperature), critic.state_values(states)
+
+    logprobs, values = score_tokens(critic, sequences, score, tokens_per_microbatch=tokens_per_microbatch, count=2)
     return logprobs, values
 
 
-def _scores_and_values(
-    critic: ScalarHeadModel, batch: PackedBatch, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    states = completion_states(critic.backbone, batch)
-    return state_scores(critic.backbone, states, batch, temperature=temperature), critic.state_values(states)
-
-
-@oom_retry
-@torch.no_grad()
 def score_rewards(
     reward_model: ScalarHeadModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
 ) -> Float[Tensor, "sequences"]:
     """Return raw (uncentered) scores without gradient: float32 [S] on the CPU, in the order of ``sequences``."""
     scores = torch.empty(len(sequences))
-    for batch in pack_for(reward_model.backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
-        score = partial(reward_model.sequence_scores, batch.to(device_of(reward_model)))
-        scores[batch.sequences] = run_forward(reward_model, score).cpu()
+
+    def score(batch: PackedBatch) -> tuple[Tensor]:
+        return (reward_model.sequence_scores(batch),)
+
+    for batch, (found,) in score_batches(reward_model, sequences, score, tokens_per_microbatch=tokens_per_microbatch):
+        scores[batch.sequences] = found
     return scores
 
 

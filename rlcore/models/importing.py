@@ -19,12 +19,12 @@ from rlcore.config.data import ModelConfig, tried
 from rlcore.errors import ModelError
 from rlcore.extras import install_command
 from rlcore.models.architectures import max_positions
+from rlcore.models.files import find_package_file
 from rlcore.models.loading import from_pretrained, load_policy, no_progress_bars
 from rlcore.models.logprob_check import check_model
 from rlcore.models.model_validation import read_config, require_rows, require_template_ends, validate_model_dir
 from rlcore.models.saving import atomic_folder, weights_digest
 from rlcore.models.scratch import make_model, make_tokenizer
-from rlcore.models.source_files import find_package_file
 from rlcore.text.chat_template import record_date, recorded_date, writes_date
 from rlcore.text.text_parts import control_tokens_of
 from rlcore.text.tokenization import ChatTokenizer, read_eos_ids, require_vocabulary
@@ -87,9 +87,9 @@ def _read_source(config: ModelConfig, *, seed: int) -> tuple[PreTrainedModel, Pr
             backend = make_tokenizer(max_positions=config.shape.max_positions)
             return make_model(config.shape, backend, seed=seed), backend
         case "gguf":
-            return read_gguf(Path(config.path))
+            return _read_gguf(Path(config.path))
         case "package":
-            return read_gguf(find_package_file(config.path, config.file))
+            return _read_gguf(find_package_file(config.path, config.file))
         case "folder":
             return _read_folder(Path(config.path))
         case "hub":
@@ -111,7 +111,7 @@ def _read_folder(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
         )
     require_vocabulary(folder)
     model = from_pretrained(folder, dtype="auto", config=validate_model_dir(folder), local_files_only=True)
-    return model, _read_tokenizer(folder, local_files_only=True)
+    return model, read_tokenizer(folder, local_files_only=True)
 
 
 def _read_hub(name: str, revision: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -123,10 +123,11 @@ def _read_hub(name: str, revision: str) -> tuple[PreTrainedModel, PreTrainedToke
         )
     config = read_config(name, revision=revision)
     model = from_pretrained(name, dtype="auto", config=config, revision=revision)
-    return model, _read_tokenizer(name, revision=revision)
+    return model, read_tokenizer(name, revision=revision)
 
 
-def _read_tokenizer(name: Path | str, **options: str | bool) -> PreTrainedTokenizerBase:
+def read_tokenizer(name: Path | str, **options: str | bool) -> PreTrainedTokenizerBase:
+    """Read a tokenizer, or raise a ModelError."""
     try:
         return AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
     except Exception as error:  # the tokenizers library raises bare Exception
@@ -183,12 +184,8 @@ def _card(
     )
 
 
-def read_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Return the model, with bfloat16 weights, and the tokenizer of a GGUF file.
-
-    Raises:
-        ModelError: Missing or damaged file, architecture that transformers cannot read, or missing reader package.
-    """
+def _read_gguf(path: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Return the model, with bfloat16 weights, and the tokenizer of a GGUF file."""
     if not path.is_file():
         raise ModelError("no such file", where=str(path), fix="correct model.path")
     try:
@@ -235,14 +232,14 @@ def configure_tokenizer(backend: PreTrainedTokenizerBase, config: ModelConfig) -
         ModelError: A template that does not end, is missing, or does not use what is set.
     """
     if config.chat_template:
-        backend.chat_template = read_template(Path(config.chat_template))
+        backend.chat_template = _read_template(Path(config.chat_template))
     elif isinstance(backend.chat_template, dict):  # named templates: use the default one
         backend.chat_template = backend.get_chat_template()
     if config.chat_template_kwargs:
-        backend.chat_template = set_template_defaults(backend.chat_template or "", config.chat_template_kwargs)
+        backend.chat_template = _with_defaults(backend.chat_template or "", config.chat_template_kwargs)
     if config.source != "scratch":
         require_template_ends(backend)
-    pin_date(backend, config.template_date)
+    _pin_date(backend, config.template_date)
 
 
 def write_tokenizer(backend: PreTrainedTokenizerBase, folder: Path, *, extra_eos: Sequence[str]) -> None:
@@ -252,18 +249,14 @@ def write_tokenizer(backend: PreTrainedTokenizerBase, folder: Path, *, extra_eos
         ModelError: No EOS token, or an ordinary token in its place.
     """
     backend.save_pretrained(folder)
-    extra = [control_token(backend, text) for text in extra_eos]
+    extra = [_control_token(backend, text) for text in extra_eos]
     eos_ids = list(dict.fromkeys([*extra, *read_eos_ids(folder, backend, optional=bool(extra))]))
     ids = {"eos_token_id": eos_ids, "pad_token_id": backend.pad_token_id}
     GenerationConfig(**ids, bos_token_id=backend.bos_token_id).save_pretrained(folder)
 
 
-def set_template_defaults(template: str, arguments: Mapping[str, str | int | float | bool]) -> str:
-    """Return a chat template with other defaults of its variables; renderers may still override them.
-
-    Raises:
-        ModelError: The template does not use one of the variables.
-    """
+def _with_defaults(template: str, arguments: Mapping[str, str | int | float | bool]) -> str:
+    """Return a chat template with other defaults of its variables; renderers may still override them."""
     lines = []
     for name, value in arguments.items():
         if not re.search(rf"\b{name}\b", template):
@@ -277,24 +270,15 @@ def set_template_defaults(template: str, arguments: Mapping[str, str | int | flo
     return "".join(lines) + template
 
 
-def pin_date(backend: PreTrainedTokenizerBase, day: str) -> None:
-    """Record the date of a template that writes one: ``day``, else the recorded date, else today.
-
-    Raises:
-        ModelError: ``day`` is set, but the template writes no date.
-    """
+def _pin_date(backend: PreTrainedTokenizerBase, day: str) -> None:
+    """Record the date of a template that writes one: ``day``, else the recorded date, else today."""
     if writes_date(str(backend.chat_template)):
         record_date(backend, date.fromisoformat(day) if day else recorded_date(backend) or date.today())
     elif day:
         raise ModelError("the chat template writes no date", where="model.template_date", fix="remove the key")
 
 
-def read_template(path: Path) -> str:
-    """Read the file of a chat template.
-
-    Raises:
-        ModelError: The file cannot be read.
-    """
+def _read_template(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -315,12 +299,8 @@ def load_tokenizer(folder: Path) -> ChatTokenizer:
         raise ModelError(f"the model's tokenizer cannot be used: {type(error).__name__}: {error}") from error
 
 
-def control_token(backend: PreTrainedTokenizerBase, text: str) -> int:
-    """Return the id of a text that is a single control token, which user text cannot contain.
-
-    Raises:
-        ModelError: The text is an ordinary token, or several tokens.
-    """
+def _control_token(backend: PreTrainedTokenizerBase, text: str) -> int:
+    """Return the id of a text that is a single control token, which user text cannot contain."""
     known = control_tokens_of(backend)
     if text in known:
         return known[text]

@@ -18,8 +18,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rlcore.errors import CheckpointError, StorageError
+from rlcore.models.files import SEAL
 from rlcore.models.saving import weights_digest
-from rlcore.models.seal import SEAL
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message, Prompt
 

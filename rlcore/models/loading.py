@@ -1,4 +1,4 @@
-"""Loading and saving of checkpoint folders.
+"""Loading, saving and export of checkpoint folders.
 
 A checkpoint folder holds config.json, generation_config.json (EOS ids, no sampling filters), safetensors, the tokenizer
 with its chat template, and, if imported, model_card.json.
@@ -10,17 +10,17 @@ import contextlib
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from rlcore.errors import ModelError
+from rlcore.errors import ModelError, StorageError
 from rlcore.models.architectures import choose_kernels
 from rlcore.models.model_validation import refuse_unknown_weights
-from rlcore.models.saving import atomic_folder, cast_like
+from rlcore.models.saving import HEAD_FILE, atomic_folder, cast_like, cast_weights
 
 GENERATION_CONFIG = "generation_config.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -120,3 +120,63 @@ def no_progress_bars() -> Iterator[None]:
         yield
     finally:
         transformers_logging.enable_progress_bar()
+
+
+ExportDtype = Literal["keep", "float32", "bfloat16", "float16"]
+README = "README.md"
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+
+
+def export_checkpoint(checkpoint: Path, folder: Path, *, dtype: ExportDtype = "keep", readme: str = "") -> None:
+    """Write weights, configuration, tokenizer, chat template and EOS ids of a policy to a new ``folder``.
+
+    A trained adapter is already merged, and not exported. ``readme``: model card.
+
+    Raises:
+        ModelError: The checkpoint is not a language model, or a weight overflows in ``dtype``.
+        StorageError: ``folder`` is not empty, or cannot be written; nothing is left behind.
+    """
+    _refuse_others(checkpoint)
+    if folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+    if folder.exists():
+        raise StorageError("the folder is not empty", where=str(folder), fix="choose another folder, or empty it")
+    with atomic_folder(folder) as temporary:
+        for path in _files(checkpoint):
+            shutil.copyfile(path, temporary / path.name)
+        if dtype != "keep":
+            _cast(temporary, dtype)
+        if readme:
+            (temporary / README).write_text(readme, encoding="utf-8")
+
+
+def _refuse_others(checkpoint: Path) -> None:
+    if (checkpoint / HEAD_FILE).is_file():
+        raise ModelError(
+            "this is a reward model, which other libraries cannot load",
+            where=str(checkpoint),
+            fix="export a policy, or load it with rlcore.models.reward_ensemble",
+        )
+    missing = [
+        name for name in ("config.json", GENERATION_CONFIG, "tokenizer.json") if not (checkpoint / name).is_file()
+    ]
+    if missing:
+        raise ModelError(f"the checkpoint has no {missing[0]}", where=str(checkpoint), fix="choose another version")
+
+
+def _files(checkpoint: Path) -> list[Path]:
+    named = [checkpoint / name for name in ("config.json", GENERATION_CONFIG, *TOKENIZER_FILES)]
+    weights = [path for pattern in _WEIGHTS for path in sorted(checkpoint.glob(pattern))]
+    return [path for path in (*named, *weights) if path.is_file()]
+
+
+def _cast(folder: Path, dtype: str) -> None:
+    target: torch.dtype = getattr(torch, dtype)
+    cast_weights(folder, lambda _, value: target if value.is_floating_point() else value.dtype, dtype=dtype)
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - no mapping
+                if not bool(file.get_tensor(name).isfinite().all()):
+                    raise ModelError(
+                        f"the weight {name} is not finite in {dtype}", where=path.name, fix="export in bfloat16"
+                    )

@@ -115,7 +115,7 @@ def add_lora(model: PreTrainedModel | AdaptedModel, config: LoraConfig, name: st
     base = model.base if isinstance(model, AdaptedModel) else model
     if not config.rank:
         raise ModelError(f"lora.rank must be at least 1, got {config.rank}", where="lora.rank", fix="set lora.rank")
-    _inject(base, _peft_config(config, choose_targets(base, config.targets)), name)
+    _inject(base, _peft_config(config, _choose_targets(base, config.targets)), name)
     draws = generator(seed, "adapter", name)
     with torch.no_grad():
         for path, parameter in _parameters(base, name):
@@ -124,7 +124,7 @@ def add_lora(model: PreTrainedModel | AdaptedModel, config: LoraConfig, name: st
                 uniform = torch.rand(parameter.shape, generator=draws) * 2.0 - 1.0
                 parameter.copy_(uniform / math.sqrt(parameter.shape[1]))
     adapted = AdaptedModel(base, name)
-    log_coverage(base, sum(outputs * inputs for outputs, inputs in adapted.adapter_shapes().values()))
+    _log_coverage(base, sum(outputs * inputs for outputs, inputs in adapted.adapter_shapes().values()))
     return adapted
 
 
@@ -337,12 +337,8 @@ class _LowRankLinear(torch.autograd.Function):
         return of_inputs, None, None, of_down.to(ctx.adapter_dtype), of_up.to(ctx.adapter_dtype), None, None, None
 
 
-def choose_targets(base: PreTrainedModel, wanted: Collection[str]) -> list[str]:
-    """Return the last names of the layers to change: ``wanted``, or all that an adapter can change.
-
-    Raises:
-        ModelError: The model has no such layer, or none at all.
-    """
+def _choose_targets(base: PreTrainedModel, wanted: Collection[str]) -> list[str]:
+    """Return the last names of the layers to change: ``wanted``, or all that an adapter can change."""
     known = linear_names(base)
     missing = sorted(set(wanted) - known)
     if not known:
@@ -378,7 +374,7 @@ def linear_names(base: PreTrainedModel) -> set[str]:
     return names
 
 
-def log_coverage(base: PreTrainedModel, num_changed: int) -> None:
+def _log_coverage(base: PreTrainedModel, num_changed: int) -> None:
     """Log the changed fraction of the backbone if it is below one half; ``num_changed`` is in weights."""
     embedding = base.get_input_embeddings().weight.numel()
     total = sum(p.numel() for name, p in backbone(base).named_parameters() if ".lora_" not in name)  # type: ignore[attr-defined]

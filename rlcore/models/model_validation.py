@@ -100,26 +100,26 @@ def validate_model_dir(folder: Path) -> PretrainedConfig:
         ModelError: A check failed.
     """
     require_files(folder)
-    require_tokenizer(folder)
+    _require_tokenizer(folder)
     config = read_config(folder, local_files_only=True)
-    require_loadable(config, folder)
+    require_weights(config, folder)
     return config
 
 
-def require_loadable(config: PretrainedConfig, folder: Path) -> None:
-    """Check that the files hold the weights of the configuration, by their headers.
+def empty_model(config: PretrainedConfig, *, where: str = "") -> PreTrainedModel:
+    """Return a model without weights, on the device ``meta``.
 
     Raises:
-        ModelError: They do not, or the configuration describes no causal language model.
+        ModelError: The configuration describes no causal language model.
     """
     try:
-        require_weights(config, folder)
-    except ModelError:
-        raise
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            return model
     except Exception as error:  # any of the class
         raise ModelError(
             f"config.json describes no causal language model ({config.model_type}): {str(error).partition(chr(10))[0]}",
-            where=str(folder),
+            where=where,
             fix="take a decoder-only model, such as Llama or Qwen, with the configuration that it was saved with",
         ) from error
 
@@ -139,12 +139,8 @@ def require_files(folder: Path) -> None:
             raise ModelError(f"{path.name} is not a regular file", where=str(path), fix="remove it")
 
 
-def require_tokenizer(folder: Path) -> None:
-    """Check that token ids are plausible, and that normalizer and decoder do not expand texts too much.
-
-    Raises:
-        ModelError: A limit is exceeded.
-    """
+def _require_tokenizer(folder: Path) -> None:
+    """Check that token ids are plausible, and that normalizer and decoder do not expand texts too much."""
     for name in ("tokenizer.json", "vocab.json", "added_tokens.json"):
         path = folder / name
         if not path.is_file():
@@ -307,8 +303,7 @@ def require_weights(config: PretrainedConfig, folder: Path) -> None:
         kind = stored[integers[0]].dtype
         what = f"{_named(integers)} is of type {kind}: quantized weights cannot be trained"
         raise ModelError(what, where=str(folder), fix="use the unquantized model")
-    with torch.device("meta"):
-        empty: PreTrainedModel = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    empty = empty_model(config, where=str(folder))
     refuse_unknown_weights(empty, stored, where=str(folder))
     _refuse_other_shapes(empty, stored, folder)
     numbers = sum(math.prod(each.shape) for each in stored.values())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlcore.errors import ModelError
@@ -126,30 +126,51 @@ def completion_loss(
     )
 
 
-@oom_retry
-@torch.no_grad()
 def score_sequences(
     model: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int, temperature: float = 1.0
 ) -> list[Float[Tensor, "_time"]]:
     """Return log-probabilities of completions without gradient: one float32 [T] tensor on the CPU per sequence."""
-    results = [torch.empty(len(sequence.completion_ids)) for sequence in sequences]
-    batches = pack_for(model, sequences, tokens_per_microbatch=tokens_per_microbatch)
-    for number, packed in enumerate(batches):
-        advance("scored batches", number, len(batches))
-        batch = packed.to(device_of(model))
-        scatter_tokens(run_forward(model, partial(_scores, model, batch, temperature)), batch, results)
+
+    def score(batch: PackedBatch) -> tuple[Tensor]:
+        return (state_scores(model, completion_states(model, batch), batch, temperature=temperature),)
+
+    (results,) = score_tokens(model, sequences, score, tokens_per_microbatch=tokens_per_microbatch)
     return results
 
 
-def _scores(model: PreTrainedModel, batch: PackedBatch, temperature: float) -> Tensor:
-    return state_scores(model, completion_states(model, batch), batch, temperature=temperature)
+def score_tokens(
+    model: nn.Module,
+    sequences: Sequence[TokenSequence],
+    score: Callable[[PackedBatch], tuple[Tensor, ...]],
+    *,
+    tokens_per_microbatch: int,
+    count: int = 1,
+) -> tuple[list[Float[Tensor, "_time"]], ...]:
+    """Return ``count`` results of ``score``, [N] each, by sequence: one float32 [T] tensor on the CPU for each."""
+    columns = tuple([torch.empty(len(each.completion_ids)) for each in sequences] for _ in range(count))
+    for batch, found in score_batches(model, sequences, score, tokens_per_microbatch=tokens_per_microbatch):
+        numbers = batch.sequences.tolist()
+        for results, values in zip(columns, found, strict=True):
+            pieces = torch.split(values, [len(results[number]) for number in numbers])
+            for number, piece in zip(numbers, pieces, strict=True):
+                results[number].copy_(piece)
+    return columns
 
 
-def scatter_tokens(
-    values: Float[Tensor, "tokens"], batch: PackedBatch, results: Sequence[Float[Tensor, "_time"]]
-) -> None:
-    """Write per-token ``values`` [N] of a batch into the per-sequence tensors ``results`` (one [T] each)."""
-    flat = values.detach().float().cpu()
-    lengths = [len(results[number]) for number in batch.sequences.tolist()]
-    for number, piece in zip(batch.sequences.tolist(), torch.split(flat, lengths), strict=True):
-        results[number].copy_(piece)
+@oom_retry
+@torch.no_grad()
+def score_batches(
+    model: nn.Module,
+    sequences: Sequence[TokenSequence],
+    score: Callable[[PackedBatch], tuple[Tensor, ...]],
+    *,
+    tokens_per_microbatch: int,
+) -> list[tuple[PackedBatch, list[Float[Tensor, "..."]]]]:
+    """Return each packed batch with the results of ``score``, float32 on the CPU, without gradient."""
+    scored = []
+    batches = pack_for(getattr(model, "backbone", model), sequences, tokens_per_microbatch=tokens_per_microbatch)
+    for number, batch in enumerate(batches):
+        advance("scored batches", number, len(batches))
+        found = run_forward(model, partial(score, batch.to(device_of(model))))
+        scored.append((batch, [values.detach().float().cpu() for values in found]))
+    return scored

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
-from functools import lru_cache
 from pathlib import Path
 
-import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
-from rlcore.config import ModelConfig, to_dict
-from rlcore.config.data import FILE_SOURCES
+from rlcore.config import ModelConfig
 from rlcore.errors import ModelError
 from rlcore.hardware.memory_plan import ModelSize
-from rlcore.models.importing import configure_tokenizer, load_tokenizer, write_tokenizer
+from rlcore.models.files import find_package_file
+from rlcore.models.importing import configure_tokenizer, load_tokenizer, read_tokenizer, write_tokenizer
 from rlcore.models.lora import linear_names
-from rlcore.models.model_validation import read_config, require_files, require_loadable, require_rows
+from rlcore.models.model_validation import empty_model, read_config, require_files, require_rows, require_weights
 from rlcore.models.scratch import make_config, make_tokenizer
-from rlcore.models.source_files import find_package_file
-from rlcore.strict_config import build
 from rlcore.text.tokenization import ChatTokenizer, require_vocabulary
 
 _GENERATION = "generation_config.json"
@@ -33,18 +28,12 @@ def preview_config(model: ModelConfig) -> PretrainedConfig | None:
     Raises:
         ModelError: It cannot be read, or lacks files.
     """
-    return _config(*_spelled(model))
-
-
-@lru_cache(maxsize=4)
-def _config(spelled: str, _state: object) -> PretrainedConfig | None:
-    model = build(ModelConfig, json.loads(spelled))
     if model.source == "scratch":
         return make_config(model.shape, make_tokenizer(max_positions=model.shape.max_positions))
     if model.source == "folder":
         require_files(Path(model.path))
         config = read_config(Path(model.path), local_files_only=True)
-        require_loadable(config, Path(model.path))
+        require_weights(config, Path(model.path))
         return config
     if (file := _gguf(model)) is None:
         return None
@@ -64,25 +53,14 @@ def preview_tokenizer(model: ModelConfig) -> ChatTokenizer | None:
     Raises:
         ModelError: No tokenizer, chat template or EOS token, or a template that cannot be trained with.
     """
-    return _tokenizer(*_spelled(model)) if model.source != "scratch" else None
-
-
-@lru_cache(maxsize=4)
-def _tokenizer(spelled: str, _state: object) -> ChatTokenizer | None:
-    model = build(ModelConfig, json.loads(spelled))
-    config = preview_config(model)
+    config = preview_config(model) if model.source != "scratch" else None
     if config is None:
         return None
     folder, file = Path(model.path), _gguf(model)
     if file is None:
         require_vocabulary(folder)
-    try:
-        backend = AutoTokenizer.from_pretrained(
-            file.parent if file else folder, local_files_only=True, trust_remote_code=False,
-            **({"gguf_file": file.name} if file else {}),
-        )  # fmt: skip
-    except Exception as error:  # the tokenizers library raises bare Exception
-        raise ModelError(f"the model has no usable tokenizer: {error}", where=model.path) from error
+    gguf = {"gguf_file": file.name} if file else {}
+    backend = read_tokenizer(file.parent if file else folder, local_files_only=True, **gguf)
     configure_tokenizer(backend, model)
     with tempfile.TemporaryDirectory(prefix="rlcore-preview-") as name:
         config.save_pretrained(name)
@@ -98,17 +76,6 @@ def _tokenizer(spelled: str, _state: object) -> ChatTokenizer | None:
             raise ModelError(error.what, where=where or model.path, fix=error.fix) from error
 
 
-def _spelled(model: ModelConfig) -> tuple[str, object]:
-    """Return settings as JSON, and the state of the files: to read a GGUF file takes seconds."""
-    if model.source == "package":
-        paths = [find_package_file(model.path, model.file)]
-    else:
-        paths = [Path(model.path), *sorted(Path(model.path).glob("*"))] if model.source in FILE_SOURCES else []
-    paths += [Path(model.chat_template)] if model.chat_template else []
-    state = tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths if path.exists())
-    return json.dumps(to_dict(model)), state
-
-
 def _gguf(model: ModelConfig) -> Path | None:
     if model.source == "package":
         return find_package_file(model.path, model.file)
@@ -121,14 +88,7 @@ def model_size(config: PretrainedConfig) -> ModelSize:
     Raises:
         ModelError: It describes no causal language model.
     """
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
-    except Exception as error:  # any of the class
-        raise ModelError(
-            f"config.json describes no causal language model ({config.model_type}): {str(error).partition(chr(10))[0]}",
-            fix="take a decoder-only model, such as Llama or Qwen",
-        ) from error
+    model = empty_model(config)
     config = config.get_text_config()
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads

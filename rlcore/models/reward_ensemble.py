@@ -16,13 +16,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rlcore.errors import DataError, ModelError
-from rlcore.hardware.out_of_memory import oom_retry
 from rlcore.hardware.precision import no_autocast
-from rlcore.hardware.sharded import device_of, gather_full, ranks_of, run_forward
-from rlcore.models.architectures import pack_for
-from rlcore.models.heads import HEAD_FILE, ScalarHeadModel, load_scalar_model, save_head, score_rewards
-from rlcore.models.policy import hidden_states
-from rlcore.models.saving import save_tensors
+from rlcore.hardware.sharded import gather_full, ranks_of
+from rlcore.models.heads import ScalarHeadModel, load_scalar_model, save_head, score_rewards
+from rlcore.models.policy import hidden_states, score_batches
+from rlcore.models.saving import HEAD_FILE, save_tensors
 from rlcore.text.packing import PackedBatch, TokenSequence
 
 if TYPE_CHECKING:
@@ -157,21 +155,18 @@ def raw_scores(
         return (states @ heads.T).T.contiguous()
 
 
-@oom_retry
-@torch.no_grad()
 def last_states(
     backbone: PreTrainedModel, sequences: Sequence[TokenSequence], *, tokens_per_microbatch: int
 ) -> Float[Tensor, "sequences hidden"]:
     """Return the backbone's state at the last token of each sequence: float32 [S, H] on the CPU."""
     states = torch.empty(len(sequences), backbone.config.hidden_size)
-    for batch in pack_for(backbone, sequences, tokens_per_microbatch=tokens_per_microbatch):
-        found = run_forward(backbone, partial(_last_states, backbone, batch.to(device_of(backbone))))
-        states[batch.sequences] = found.float().cpu()
+
+    def score(batch: PackedBatch) -> tuple[Tensor]:
+        return (hidden_states(backbone, batch).flatten(0, 1)[batch.last_positions],)
+
+    for batch, (found,) in score_batches(backbone, sequences, score, tokens_per_microbatch=tokens_per_microbatch):
+        states[batch.sequences] = found
     return states
-
-
-def _last_states(backbone: PreTrainedModel, batch: PackedBatch) -> torch.Tensor:
-    return hidden_states(backbone, batch).flatten(0, 1)[batch.last_positions]
 
 
 def share_frozen(model: ScalarHeadModel) -> ScalarHeadModel:

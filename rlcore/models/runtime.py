@@ -84,9 +84,7 @@ def enable_gradient_checkpointing(model: PreTrainedModel) -> PreTrainedModel:
             fix="set hardware.gradient_checkpointing = false, and lower tokens_per_microbatch",
         )
     settings = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": partial(_contexts, model)}
-    # The older name is removed in transformers 6.
-    new, old = "activation_checkpointing_enable", "gradient_checkpointing_enable"
-    getattr(model, new if hasattr(model, new) else old)(settings)
+    model.gradient_checkpointing_enable(settings)
     for layer in layers:
         layer.training = True
         for field, value in vars(layer).items():

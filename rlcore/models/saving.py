@@ -14,8 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from rlcore.errors import StorageError
-from rlcore.models.source_files import files_digest
-from rlcore.models.unfinished import remove_abandoned, unfinished_folder
+from rlcore.models.files import files_digest, remove_abandoned, unfinished_folder
 
 
 @contextmanager
@@ -49,6 +48,7 @@ def unfinished_prefix(folder: Path) -> str:
     return f".tmp-{folder.name}-"
 
 
+HEAD_FILE = "scalar_head.safetensors"  # of a critic or reward model, next to its backbone
 _LENGTH = 8  # bytes of the length before a safetensors header
 
 

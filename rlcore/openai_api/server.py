@@ -8,8 +8,6 @@ import resource
 import signal
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -140,9 +138,8 @@ class ServerThread:
 
     def __init__(self, app: App) -> None:
         self._server = Server(app, max_of_key=MAX_CONNECTIONS_OF_KEY, grace_seconds=1)
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._has_started = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="http", daemon=True)
         self._sockets: list[socket.socket] = []
 
     def start(self, path: Path | None = None) -> int:
@@ -160,23 +157,13 @@ class ServerThread:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def call_soon(self, function: Callable[[], object]) -> None:
-        """Call a function in the server's thread, unless the server has ended."""
-        with suppress(RuntimeError):
-            if self._loop is not None:
-                self._loop.call_soon_threadsafe(function)
-
     def stop(self) -> None:
         """Close everything, after a moment for replies that are on their way."""
         self._server.should_exit = True
         self._thread.join()
 
-    def _run(self) -> None:
-        asyncio.run(self._serve())
-
     async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._loop.call_soon(self._has_started.set)
+        asyncio.get_running_loop().call_soon(self._has_started.set)
         try:
             await self._server.serve(sockets=self._sockets)
         finally:

@@ -137,7 +137,14 @@ class _ForkServer:
         far_end.close()
         self.stop = weakref.finalize(self, _stop, process, self._control)
         self._control.settimeout(_START_SECONDS)
-        self._await_ready(grader)
+        try:
+            reply = self._receive()
+        except (OSError, EOFError) as error:
+            reply = f"{type(error).__name__}: {error}"
+        if reply != READY.decode():
+            self.stop()
+            what, fix = f"the grader did not start: {reply}", "install what the grader imports"
+            raise RewardError(what, where=f"the {grader} grader", fix=fix)
 
     def fork_worker(self) -> _Worker:
         near_end, far_end = socket.socketpair()
@@ -152,19 +159,6 @@ class _ForkServer:
         number = int(self._receive())
         worker.connection.close()
         return number
-
-    def _await_ready(self, grader: str) -> None:
-        try:
-            reply = self._receive()
-        except (OSError, EOFError) as error:
-            reply = f"{type(error).__name__}: {error}"
-        if reply != READY.decode():
-            self.stop()
-            raise RewardError(
-                f"the grader did not start: {reply}",
-                where=f"the {grader} grader",
-                fix="install what the grader imports",
-            )
 
     def _receive(self) -> str:
         message = self._control.recv(1024)
@@ -241,13 +235,11 @@ def _processor_seconds(worker: _Worker) -> float:
 
 
 def _encode(request: Mapping[str, Any]) -> bytes:
-    encoded = json.dumps(request, ensure_ascii=False).encode(
-        "utf-8", "surrogatepass"
-    )  # escapes are up to three times longer
+    text = json.dumps(request, ensure_ascii=False)  # escapes are up to three times longer
+    encoded = text.encode("utf-8", "surrogatepass")
     if len(encoded) > MAX_MESSAGE_BYTES:
-        raise RewardError(
-            f"a grading request of {len(encoded)} bytes is larger than 1 MiB", fix="shorten the reference"
-        )
+        what = f"a grading request of {len(encoded)} bytes is larger than 1 MiB"
+        raise RewardError(what, fix="shorten the reference")
     return encoded
 
 

@@ -21,7 +21,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -67,33 +66,21 @@ def main(arguments: list[str]) -> None:
     control.sendall(READY)
     children: set[int] = set()
     try:
-        while command := _receive(control):
-            if command.descriptor is None:
-                children.discard(command.pid)
-                reply = _kill(command.pid)
-            else:
-                reply = _fork_worker(control, command.descriptor, grade, memory_bytes, seconds)
+        while True:
+            message, descriptors, *_ = socket.recv_fds(control, 64, 1)
+            if not message:
+                return  # the caller has ended
+            if descriptors:
+                reply = _fork_worker(control, descriptors[0], grade, memory_bytes, seconds)
                 children.add(reply)
+            else:
+                pid = int(message.decode().removeprefix("kill "))
+                children.discard(pid)
+                reply = _kill(pid)
             control.sendall(str(reply).encode())
     finally:
         for pid in children:
             _kill(pid)
-
-
-@dataclass(frozen=True, slots=True)
-class _Command:
-    """Command ``kill PID``, or ``fork`` with the worker's end of a connection."""
-
-    pid: int
-    descriptor: int | None
-
-
-def _receive(control: socket.socket) -> _Command | None:
-    message, descriptors, *_ = socket.recv_fds(control, 64, 1)
-    if not message:
-        return None  # the caller has ended
-    pid = 0 if descriptors else int(message.decode().removeprefix("kill "))
-    return _Command(pid, descriptors[0] if descriptors else None)
 
 
 def _fork_worker(control: socket.socket, descriptor: int, grade: Grade, memory_bytes: int, seconds: float) -> int:

@@ -12,16 +12,16 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from rlcore.config import Duration, NonNegativeInt, PositiveFloat, PositiveInt
 from rlcore.errors import ConfigError
-from rlcore.rewards.base import failed_score, scored
+from rlcore.rewards.base import failed_score
 from rlcore.rewards.chat_endpoint import ChatEndpoint, EndpointError, Reply
 from rlcore.types import Message, Rollout, Score
 
@@ -47,6 +47,7 @@ $answer
 
 Reply with nothing but the rating, a number, in this form: <rating $nonce>number</rating>"""
 MAX_CHARACTERS = 100_000  # maximum length of a judged answer
+NONCE_DIGITS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,29 +76,44 @@ class EndpointOptions:
         if not re.fullmatch(r"https?://[^\s?#@]+", self.base_url):
             raise ConfigError(f"base_url = {self.base_url!r}: must be http://host:port/path, without a user or a query")
 
-    def endpoint(self) -> ChatEndpoint:
-        """Return the client of the server.
+
+class Judge:
+    """Judging model with the template of its prompt.
+
+    Raises:
+        ConfigError: The template is invalid (:func:`load_template`), or ``api_key_env`` is not set or has no key.
+    """
+
+    def __init__(self, options: EndpointOptions, **template: Any) -> None:
+        self._options, self._template = options, load_template(options.template, **template)
+        self._endpoint = ChatEndpoint(
+            base_url=options.base_url,
+            key=_key(options.api_key_env),
+            timeout_seconds=options.timeout_seconds,
+            retries=options.retries,
+        )
+        self.close = self._endpoint.close
+
+    def ask(self, nonce: str, form: str, messages: Sequence[Message], **fields: str) -> Reply:
+        """Return the judge's reply. ``fields`` are untrusted texts of the template.
+
+        Args:
+            form: Regular expression for structured output, or "".
 
         Raises:
-            ConfigError: ``api_key_env`` is not set or has no key.
+            EndpointError: As in :meth:`ChatEndpoint.complete`.
         """
-        return ChatEndpoint(
-            base_url=self.base_url,
-            key=_key(self.api_key_env),
-            timeout_seconds=self.timeout_seconds,
-            retries=self.retries,
-        )
-
-    def request(self, prompt: str, form: str) -> dict[str, Any]:
-        """Return the body of a request. ``form`` is the regular expression for structured output, or ""."""
+        texts = {name: neutralize(text) for name, text in fields.items()}
+        texts["reference"] = texts["reference"] or "(none)"
+        prompt = self._template.substitute(nonce=nonce, question=conversation(messages), **texts)
         body = {
-            "model": self.model,
+            "model": self._options.model,
             "messages": [{"role": "user", "content": prompt}],
             "temperature": 0,
-            "seed": self.seed,
-            "max_completion_tokens": self.max_tokens,
+            "seed": self._options.seed,
+            "max_completion_tokens": self._options.max_tokens,
         }
-        return body | ({"structured_outputs": {"regex": form}} if form else {})
+        return self._endpoint.complete(body | ({"structured_outputs": {"regex": form}} if form else {}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,37 +142,27 @@ class JudgeReward:
     name = "judge"
 
     def __init__(self, options: JudgeOptions) -> None:
-        self._options = options
-        self._template = load_template(options.template)
-        self._endpoint = options.endpoint()
+        self._options, self._judge = options, Judge(options)
+        self.close = self._judge.close
         self._marks: dict[str, float] = {}
         self._lock = threading.Lock()
         self._used = Counter[str]()
 
     def __call__(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        by_digest = {_digest(rollout): rollout for rollout in rollouts}
-        missing = [digest for digest in by_digest if digest not in self._marks]
-        failed: dict[str, str] = {}
-        with ThreadPoolExecutor(max_workers=self._options.max_concurrency) as threads:
-            outcomes = threads.map(lambda digest: self._judge(by_digest[digest]), missing)
-            for digest, outcome in zip(missing, outcomes, strict=True):
-                if isinstance(outcome, float):
-                    with self._lock:
-                        self._marks[digest] = outcome
-                else:
-                    failed[digest] = outcome
         digests = [_digest(rollout) for rollout in rollouts]
+        missing = {digest: one for digest, one in zip(digests, rollouts, strict=True) if digest not in self._marks}
+        with ThreadPoolExecutor(max_workers=self._options.max_concurrency) as threads:
+            outcomes = dict(zip(missing, threads.map(self._rate, missing.values()), strict=True))
+        failed = {digest: error for digest, error in outcomes.items() if isinstance(error, str)}  # retried next time
+        with self._lock:
+            self._marks |= {digest: mark for digest, mark in outcomes.items() if isinstance(mark, float)}
         used = self._per_rating(sum(digest not in failed for digest in digests))
-        return [self._score(digest, failed, used) for digest in digests]
-
-    def close(self) -> None:
-        self._endpoint.close()
-
-    def _score(self, digest: str, failed: Mapping[str, str], used: Mapping[str, float]) -> Score:
-        if digest in failed:  # not cached: the next batch retries
-            return failed_score(failed[digest])
-        score = scored(self.name, self._marks[digest])
-        return replace(score, terms={**score.terms, **used})
+        return [
+            failed_score(failed[digest])
+            if digest in failed
+            else Score(value=self._marks[digest], terms={self.name: self._marks[digest], **used})
+            for digest in digests
+        ]
 
     def _per_rating(self, num_ratings: int) -> dict[str, float]:
         """Return the tokens since the last rating per rating of this batch; kept if there are none."""
@@ -167,34 +173,25 @@ class JudgeReward:
             self._used = Counter(dict.fromkeys(self._used, 0))
             return shares
 
-    def _count(self, reply: Reply) -> None:
+    def _rate(self, rollout: Rollout) -> float | str:
+        if len(rollout.text) > MAX_CHARACTERS:
+            return 0.0  # the answer is too long
+        prompt, scale = rollout.prompt, self._options.scale
+        # Equal for equal rollouts, so that a repeated run sends equal requests.
+        nonce = hashlib.sha256(f"{self._options.seed} {_digest(rollout)}".encode()).hexdigest()[:NONCE_DIGITS]
+        form = rating_regex(nonce, scale=int(scale)) if self._options.structured_output else ""
+        texts = {"reference": prompt.reference, "answer": rollout.text}
+        try:
+            reply = self._judge.ask(nonce, form, prompt.messages, scale=f"{scale:g}", **texts)
+        except EndpointError as error:
+            return str(error)
         if reply.prompt_tokens or reply.completion_tokens:
             with self._lock:
                 self._used.update(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
-
-    def _judge(self, rollout: Rollout) -> float | str:
-        if len(rollout.text) > MAX_CHARACTERS:
-            return 0.0  # the answer is too long
-        nonce = _nonce(rollout, self._options.seed)
-        form = rating_regex(nonce, scale=int(self._options.scale)) if self._options.structured_output else ""
-        try:
-            reply = self._endpoint.complete(self._options.request(self._prompt(rollout, nonce), form))
-        except EndpointError as error:
-            return str(error)
-        self._count(reply)
-        rating = parse_rating(reply.text, nonce, scale=self._options.scale)
+        rating = parse_rating(reply.text, nonce, scale=scale)
         if rating is None:
             return f"the judge did not give exactly one rating: {reply.text[:120]!r}"
-        return rating / self._options.scale
-
-    def _prompt(self, rollout: Rollout, nonce: str) -> str:
-        return self._template.substitute(
-            nonce=nonce,
-            scale=f"{self._options.scale:g}",
-            question=conversation(rollout.prompt.messages),
-            reference=neutralize(rollout.prompt.reference) or "(none)",
-            answer=neutralize(rollout.text),
-        )
+        return rating / scale
 
 
 def conversation(messages: Sequence[Message]) -> str:
@@ -254,15 +251,14 @@ def _key(variable: str) -> str:
     return key
 
 
-def _nonce(rollout: Rollout, seed: int) -> str:
-    """Return 16 hexadecimal digits, equal for equal rollouts, so that a repeated run sends equal requests."""
-    return hashlib.sha256(f"{seed} {_digest(rollout)}".encode()).hexdigest()[:16]
-
-
 def _digest(rollout: Rollout) -> str:
-    turns = [f"{turn.role}\n{turn.content}" for turn in rollout.prompt.messages]
-    pieces = (*turns, rollout.prompt.reference, rollout.text)
-    return hashlib.sha256(b"".join(hashlib.sha256(piece.encode()).digest() for piece in pieces)).hexdigest()
+    return digest_of(rollout.prompt.messages, rollout.prompt.reference, rollout.text)
+
+
+def digest_of(messages: Sequence[Message], *pieces: str) -> str:
+    """Return the hash of a prompt and other texts, from which no text can know its nonce."""
+    turns = [f"{turn.role}\n{turn.content}" for turn in messages]
+    return hashlib.sha256(b"".join(hashlib.sha256(each.encode()).digest() for each in (*turns, *pieces))).hexdigest()
 
 
 _WORDS = re.compile(

@@ -27,7 +27,7 @@ from rlcore.rewards.answers import (
 )
 from rlcore.rewards.base import failed_score, score_all, scored
 from rlcore.rewards.grader_pool import GraderPool
-from rlcore.rewards.mathematics.notations import read_notation
+from rlcore.rewards.mathematics.formula import read_notation
 from rlcore.rewards.mathematics.spelling import canonical
 from rlcore.rewards.references import plain_error
 from rlcore.rewards.units import parse_number, parse_quantity, same_magnitude, scale_words, separate_unit

@@ -91,21 +91,14 @@ class OtherFunction:
 @lru_cache(maxsize=64)
 def _signature(kind: str, python: str, installed: str) -> inspect.Signature:
     """Return the signature of a function, read again if what is ``installed`` changes."""
-    process, is_late = _Process(kind, python), threading.Event()
-
-    def end() -> None:
-        is_late.set()
-        process.stop()
-
-    timer = threading.Timer(_START_SECONDS, end)
-    timer.start()
+    process = _Process(kind, python)
     try:
+        if not process.replies_within(_START_SECONDS):
+            raise RewardError(f"not imported within {_START_SECONDS:.0f} s")
         found = process.receive()["parameters"]
-    except (FunctionError, RewardError) as error:
-        why = f"{error.text} ({error.where})" if isinstance(error, FunctionError) else error.what
-        raise RewardError(f"not imported within {_START_SECONDS:.0f} s" if is_late.is_set() else why) from error
+    except FunctionError as error:
+        raise RewardError(f"{error.text} ({error.where})") from error
     finally:
-        timer.cancel()
         process.stop()
     kinds, no_default = inspect._ParameterKind.__members__, inspect.Parameter.empty
     return inspect.Signature(
@@ -161,6 +154,10 @@ class _Process:
     def send(self, message: Mapping[str, Any]) -> None:
         with self._ended():
             self._channel.send_bytes(json.dumps(message).encode())
+
+    def replies_within(self, seconds: float) -> bool:
+        """Return True once there is a reply, or the process has ended."""
+        return self._channel.poll(seconds)
 
     def receive(self) -> Mapping[str, Any]:
         with self._ended():

@@ -9,7 +9,6 @@ that fails, refuses or is too slow leaves pairs unjudged, which is not a loss.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any, Protocol
 from rlcore.config.answers import JudgeConfig
 from rlcore.errors import ConfigError, RewardError
 from rlcore.rewards.chat_endpoint import EndpointError
-from rlcore.rewards.judge import MAX_CHARACTERS, QUESTION, EndpointOptions, conversation, load_template, neutralize
+from rlcore.rewards.judge import MAX_CHARACTERS, NONCE_DIGITS, QUESTION, EndpointOptions, Judge, digest_of
 from rlcore.rewards.reward_model import ScoreTokens
 from rlcore.rewards.user_function import call_within, load_function, plain_numbers
 from rlcore.strict_config import NonNegativeFloat, build
@@ -228,9 +227,9 @@ class EndpointPairJudge:
     """
 
     def __init__(self, options: PairJudgeOptions) -> None:
-        self._options, self._endpoint = options, options.endpoint()
-        self._template = load_template(
-            options.template,
+        self._options = options
+        self._judge = Judge(
+            options,
             default=PAIR_TEMPLATE,
             fenced=("first", "second"),
             others=("question", "reference"),
@@ -239,22 +238,16 @@ class EndpointPairJudge:
 
     def __call__(self, pairs: Sequence[Pair]) -> list[Judgement]:
         with ThreadPoolExecutor(max_workers=self._options.max_concurrency) as threads:
-            return list(threads.map(self._judge, pairs))
+            return list(threads.map(self._compare, pairs))
 
-    def _judge(self, pair: Pair) -> Judgement:
+    def _compare(self, pair: Pair) -> Judgement:
         if max(len(pair.first), len(pair.second)) > MAX_CHARACTERS:
             return Judgement(value=None, error=f"an answer has more than {MAX_CHARACTERS} characters")
-        nonce = _nonce(pair, self._options.seed)
-        prompt = self._template.substitute(
-            nonce=nonce,
-            question=conversation(pair.messages),
-            reference=neutralize(pair.reference) or "(none)",
-            first=neutralize(pair.first),
-            second=neutralize(pair.second),
-        )
+        texts = {"reference": pair.reference, "first": pair.first, "second": pair.second}
+        nonce = digest_of(pair.messages, *texts.values(), str(self._options.seed))[:NONCE_DIGITS]
         form = verdict_regex(nonce) if self._options.structured_output else ""
         try:
-            reply = self._endpoint.complete(self._options.request(prompt, form))
+            reply = self._judge.ask(nonce, form, pair.messages, **texts)
         except EndpointError as error:
             return Judgement(value=None, error=str(error))
         value = parse_verdict(reply.text, nonce)
@@ -277,10 +270,3 @@ def parse_verdict(reply: str, nonce: str) -> float | None:
     """Return the value of the only ``<verdict nonce>…</verdict>`` of a reply; None if none, several, or malformed."""
     found = re.findall(rf"<verdict {nonce}>\s*([^<]{{0,16}}?)\s*</verdict>", reply)
     return _VALUES.get(found[0].lower()) if len(found) == 1 else None
-
-
-def _nonce(pair: Pair, seed: int) -> str:
-    """Return 16 hexadecimal digits that no answer can contain, equal for equal pairs in equal order."""
-    turns = [f"{turn.role}\n{turn.content}" for turn in pair.messages]
-    pieces = (str(seed), *turns, pair.reference, pair.first, pair.second)
-    return hashlib.sha256(b"".join(hashlib.sha256(piece.encode()).digest() for piece in pieces)).hexdigest()[:16]

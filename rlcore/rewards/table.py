@@ -15,12 +15,18 @@ from rlcore.rewards.base import EnvironmentOptions, EnvironmentReward, RewardFn
 from rlcore.rewards.code_tests import CodeOptions, CodeReward
 from rlcore.rewards.format import FormatOptions, FormatReward
 from rlcore.rewards.judge import JudgeOptions, JudgeReward
-from rlcore.rewards.language import LanguageOptions, LanguageReward
 from rlcore.rewards.math_answer import MathOptions, MathReward
 from rlcore.rewards.mix import WeightedReward, WeightedTerm
-from rlcore.rewards.penalties import LengthOptions, LengthReward, RepetitionOptions, RepetitionReward
 from rlcore.rewards.procedural import ProceduralOptions, ProceduralReward
 from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward
+from rlcore.rewards.text_rewards import (
+    LanguageOptions,
+    LengthOptions,
+    RepetitionOptions,
+    language_reward,
+    length_reward,
+    repetition_reward,
+)
 from rlcore.rewards.user_function import import_function
 from rlcore.strict_config import build
 
@@ -60,20 +66,20 @@ def _make_reward_model(options: RewardModelOptions, resources: RewardResources, 
     return RewardModelReward(options, resources.score_tokens[term.stage], name=term.stage or "reward_model")
 
 
+def _prefilled(options: type, reward: Callable[..., RewardFn]) -> RewardEntry:
+    return RewardEntry(options, lambda chosen, resources, _: reward(chosen, prefill=resources.prefill))
+
+
 REWARDS: Mapping[str, RewardEntry] = choices(
     "rewards.kind",
     {
-        "math": RewardEntry(MathOptions, lambda options, resources, _: MathReward(options, prefill=resources.prefill)),
-        "procedural": RewardEntry(
-            ProceduralOptions, lambda options, resources, _: ProceduralReward(options, prefill=resources.prefill)
-        ),
-        "code": RewardEntry(CodeOptions, lambda options, resources, _: CodeReward(options, prefill=resources.prefill)),
-        "format": RewardEntry(
-            FormatOptions, lambda options, resources, _: FormatReward(options, prefill=resources.prefill)
-        ),
-        "language": RewardEntry(LanguageOptions, lambda options, *_: LanguageReward(options)),
-        "repetition": RewardEntry(RepetitionOptions, lambda options, *_: RepetitionReward(options)),
-        "length": RewardEntry(LengthOptions, lambda options, *_: LengthReward(options)),
+        "math": _prefilled(MathOptions, MathReward),
+        "procedural": _prefilled(ProceduralOptions, ProceduralReward),
+        "code": _prefilled(CodeOptions, CodeReward),
+        "format": _prefilled(FormatOptions, FormatReward),
+        "language": RewardEntry(LanguageOptions, lambda options, *_: language_reward(options)),
+        "repetition": RewardEntry(RepetitionOptions, lambda options, *_: repetition_reward(options)),
+        "length": RewardEntry(LengthOptions, lambda options, *_: length_reward(options)),
         "environment": RewardEntry(EnvironmentOptions, lambda *_: EnvironmentReward()),
         "judge": RewardEntry(JudgeOptions, lambda options, *_: JudgeReward(options)),
         "reward_model": RewardEntry(RewardModelOptions, _make_reward_model),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -254,55 +254,53 @@ def parse_number(text: str) -> PlainNumber | None:
 def _read(text: str, is_percent: bool) -> PlainNumber | None:
     if _PLAIN.fullmatch(text):
         return PlainNumber(Fraction(text), is_percent, True)
-    compound = next((value for read in _COMPOUND if (value := read(text)) is not None), None)
-    if compound is not None:
-        return PlainNumber(compound, is_percent, True)
+    for pattern, value_of in _COMPOUND:
+        if (match := pattern.fullmatch(text)) and (value := value_of(match)) is not None:
+            return PlainNumber(value, is_percent, True)
     match = _SLASH.fullmatch(text) or _FRAC.fullmatch(text) or _SHORT_FRAC.fullmatch(text)
     if match is None:
         return None
-    sign = -1 if match.group(1) == "-" else 1
     above, below = Fraction(match.group(2)), Fraction(match.group(3))
     if below == 0:
         return None
     whole = above.denominator == below.denominator == 1 and abs(below) > 1
     is_reduced = whole and math.gcd(above.numerator, below.numerator) == 1
-    return PlainNumber(sign * above / below, is_percent, is_reduced)
+    return PlainNumber(_sign(match) * above / below, is_percent, is_reduced)
 
 
-def _mixed(text: str) -> Fraction | None:
-    """Parse ``1 1/2`` as 3/2; None if the fraction is not below one (``1 3/2``), which may be two numbers."""
-    match = _MIXED.fullmatch(text)
-    if match is None:
-        return None
+def _mixed(match: re.Match[str]) -> Fraction | None:
+    """Return 3/2 for ``1 1/2``; None if the fraction is not below one (``1 3/2``), which may be two numbers."""
     whole, above, below = (int(group) for group in match.groups()[1:] if group is not None)
     if not 0 < above < below:
         return None
-    return (-1 if match.group(1) == "-" else 1) * (whole + Fraction(above, below))
+    return _sign(match) * (whole + Fraction(above, below))
 
 
-def _scientific(text: str) -> Fraction | None:
-    r"""Parse ``1.5 \times 10^{3}`` as 1500."""
-    match = _SCIENTIFIC.fullmatch(text)
-    return None if match is None else Fraction(match.group(1)) * Fraction(10) ** int(match.group(2) or match.group(3))
+def _scientific(match: re.Match[str]) -> Fraction:
+    r"""Return 1500 for ``1.5 \times 10^{3}``."""
+    return Fraction(match.group(1)) * Fraction(10) ** int(match.group(2) or match.group(3))
 
 
-def _power_of_ten(text: str) -> Fraction | None:
-    match = _TEN.fullmatch(text)
-    if match is None:
-        return None
-    return (-1 if match.group(1) == "-" else 1) * Fraction(10) ** int(match.group(2) or match.group(3))
+def _power_of_ten(match: re.Match[str]) -> Fraction:
+    return _sign(match) * Fraction(10) ** int(match.group(2) or match.group(3))
 
 
-def _repeating(text: str) -> Fraction | None:
-    r"""Parse ``0.1\overline{6}``, or ``0.1\dot{6}``, as 1/10 + 6/90 = 1/6."""
-    match = _REPEATING.fullmatch(text)
-    if match is None:
-        return None
-    sign, whole, fixed, *periods = match.groups()
+def _repeating(match: re.Match[str]) -> Fraction:
+    r"""Return 1/10 + 6/90 = 1/6 for ``0.1\overline{6}``, or ``0.1\dot{6}``."""
+    _, whole, fixed, *periods = match.groups()
     period = re.sub("[^0-9]", "", next(filter(None, periods)))
     start = Fraction(int(whole + fixed or "0"), 10 ** len(fixed))
     tail = Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
-    return (-1 if sign == "-" else 1) * (start + tail)
+    return _sign(match) * (start + tail)
 
 
-_COMPOUND = (_mixed, _repeating, _scientific, _power_of_ten)
+def _sign(match: re.Match[str]) -> int:
+    return -1 if match.group(1) == "-" else 1
+
+
+_COMPOUND: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Fraction | None]], ...] = (
+    (_MIXED, _mixed),
+    (_REPEATING, _repeating),
+    (_SCIENTIFIC, _scientific),
+    (_TEN, _power_of_ten),
+)

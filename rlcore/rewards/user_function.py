@@ -213,7 +213,9 @@ def load_function(term: RewardTerm, path: str, *, given: str) -> partial[Any]:
         ConfigError: It cannot be imported, is not callable, or does not take these options.
     """
     if term.python:
-        return _load_other(term, path)
+        other = OtherFunction(term.kind, term.python, path)
+        _check_options(other, term, path, given)
+        return partial(other, **term.options)
     try:
         function = getattr(importlib.import_module(term.module), _name_of(term))
     except (Exception, SystemExit) as error:  # a user's module may raise anything, and end its script
@@ -241,23 +243,16 @@ def _is_of_python(function: Callable[..., Any]) -> bool:
     return package in sys.stdlib_module_names and not is_own
 
 
-def _load_other(term: RewardTerm, path: str) -> partial[Any]:
-    function = OtherFunction(term.kind, term.python, path)
-    parameters = inspect.signature(function).parameters
-    if not is_trl_function(function):
+def _check_options(function: Callable[..., Any], term: RewardTerm, path: str, given: str) -> None:
+    if is_trl_function(function):
+        _require_named(inspect.signature(function).parameters, term, path)
+        return
+    if term.python:
         raise ConfigError(
             f"{term.kind!r} has no parameter completions, and {term.python} knows no rollouts",
             where=f"{path}.kind",
             fix=f"write it with TRL's parameters: def {_name_of(term)}(completions, **columns)",
         )
-    _require_named(parameters, term, path)
-    return partial(function, **term.options)
-
-
-def _check_options(function: Callable[..., Any], term: RewardTerm, path: str, given: str) -> None:
-    if is_trl_function(function):
-        _require_named(inspect.signature(function).parameters, term, path)
-        return
     signature = inspect.signature(function)
     options: Mapping[str, Any] = term.options
     try:

@@ -79,6 +79,24 @@ def rejection_reason(prompt: Prompt, max_new_tokens: int, *, limit: int | None) 
     return f"prompt and completion need {needed} positions, the model has {limit}" if is_long else ""
 
 
+def weight_mismatches(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, torch.Tensor]) -> list[str]:
+    """Return why ``state`` does not have the weights of ``shapes``. Another name of one must have equal values."""
+    missing = [f"{name} is missing" for name in shapes if name not in state]
+    other = [
+        f"{name} has a different shape" for name in shapes if name in state and tuple(state[name].shape) != shapes[name]
+    ]
+    extra = [
+        f"{name} is unknown, or tied in the engine and different here"
+        for name in state
+        if name not in shapes and not any(_is_same(state[name], state[twin]) for twin in shapes if twin in state)
+    ]
+    return sorted(missing + other + extra)
+
+
+def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.shape == other.shape and (one.data_ptr() == other.data_ptr() or torch.equal(one, other))
+
+
 def replicas_of(engine: Sampler) -> tuple[Sampler, ...]:
     """Return the engines behind an engine, each with its own weights."""
     members: tuple[Sampler, ...] = getattr(engine, "members", (engine,))

@@ -10,7 +10,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedModel
 from transformers.cache_utils import Cache
 
-from rlcore.sampling.kv_cache import Gaps, SharedPromptLayer, cache_argument, find_gaps, group_rows
+from rlcore.sampling.kv_cache import Gaps, SharedPromptLayer, find_gaps, group_rows
 
 Choose = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 Watch = Callable[[int, int, int], None]
@@ -109,7 +109,7 @@ class _Batch:
             input_ids=tokens[:, None],
             attention_mask=self.mask[:, : length + 1],
             position_ids=self.lengths + (length - self.width),
-            **cache_argument(self.model, self.cache),
+            past_key_values=self.cache,
             use_cache=True,
             sharing=self.sharing,
         ).logits
@@ -139,7 +139,7 @@ def _prefill(
         input_ids=token_ids.to(model.device),
         attention_mask=mask[:, :width],
         position_ids=(mask[:, :width].cumsum(-1) - 1).clamp(min=0),
-        **cache_argument(model, cache),
+        past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
     ).logits[:, -1]

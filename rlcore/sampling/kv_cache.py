@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
-from functools import cache as cached
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -86,17 +84,6 @@ class Gaps:
 def find_gaps(live: torch.Tensor, count: int) -> Gaps:
     """Return where the unfinished rows go, ``count`` of them; ``live`` [R] is False on the ended ones."""
     return Gaps(count, (~live[:count]).nonzero()[:, 0], live[count:].nonzero()[:, 0] + count)
-
-
-def cache_argument(model: PreTrainedModel, cache: Cache) -> dict[str, Cache]:
-    """Return the cache as the keyword argument of a model's forward pass."""
-    return {_name_of_cache(model.__class__): cache}
-
-
-@cached
-def _name_of_cache(kind: type[torch.nn.Module]) -> str:
-    """Return ``cache``, the name since transformers 5.23; 5.40 removes the older one."""
-    return "cache" if "cache" in inspect.signature(kind.forward).parameters else "past_key_values"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

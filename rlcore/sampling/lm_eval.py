@@ -24,12 +24,11 @@ from transformers import PreTrainedModel
 
 from rlcore.config.answers import BenchmarkConfig
 from rlcore.errors import ConfigError, DataError, ModelError
-from rlcore.models.architectures import pack_for
-from rlcore.models.policy import completion_states, scatter_tokens, state_scores
+from rlcore.models.policy import completion_states, score_tokens, state_scores
 from rlcore.sampling.base import SamplingParams
 from rlcore.sampling.native import NativeSampler
 from rlcore.text.chat_template import render_turns
-from rlcore.text.packing import TokenSequence
+from rlcore.text.packing import PackedBatch, TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt
 
@@ -90,21 +89,20 @@ class LmEvalModel(TemplateLM):  # type: ignore[misc]
     ) -> list[tuple[float, bool]]:
         return self._scored([(context, continuation) for _, context, continuation in requests])
 
-    @torch.no_grad()
     def _scored(self, texts: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[tuple[float, bool]]:
         """Return the log-probability of each continuation, and True if greedy decoding gives it."""
         sequences = [TokenSequence(prompt_ids=tuple(one), completion_ids=tuple(other)) for one, other in texts]
         longest = max((len(one) + len(other) for one, other in texts), default=0)
         if longest > self._positions:
             raise ModelError(f"a benchmark text has {longest} tokens, the model has {self._positions} positions")
-        logprobs = [torch.empty(len(each.completion_ids)) for each in sequences]
-        likeliest = [torch.empty(len(each.completion_ids)) for each in sequences]
-        head = self._policy.get_output_embeddings()
-        for packed in pack_for(self._policy, sequences, tokens_per_microbatch=self._config.tokens_per_microbatch):
-            batch = packed.to(self._policy.device)
+
+        def score(batch: PackedBatch) -> tuple[torch.Tensor, torch.Tensor]:
             states = completion_states(self._policy, batch)
-            scatter_tokens(state_scores(self._policy, states, batch), batch, logprobs)
-            scatter_tokens((head(states).argmax(-1) == batch.targets).float(), batch, likeliest)
+            likeliest = self._policy.get_output_embeddings()(states).argmax(-1)
+            return state_scores(self._policy, states, batch), likeliest == batch.targets
+
+        tokens = self._config.tokens_per_microbatch
+        logprobs, likeliest = score_tokens(self._policy, sequences, score, tokens_per_microbatch=tokens, count=2)
         return [(float(one.double().sum()), bool(other.all())) for one, other in zip(logprobs, likeliest, strict=True)]
 
     def _limit(self, request: Instance) -> int:

@@ -24,7 +24,7 @@ from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.hardware.precision import gains_packed, is_linear, linear_of
 from rlcore.models.architectures import max_positions, supports_prompt_sharing
 from rlcore.progress import advance
-from rlcore.sampling.base import SamplingParams, rejection_reason
+from rlcore.sampling.base import SamplingParams, rejection_reason, weight_mismatches
 from rlcore.sampling.decoding import Decoded, argmax_tokens, decode, decode_by_library, sample_tokens
 from rlcore.sampling.kv_cache import GROUPED_ATTENTION
 from rlcore.sampling.vllm.worker.checksums import part_of
@@ -141,15 +141,17 @@ class NativeSampler:
             SamplingError: Names or shapes differ, or tied weights have different values. The engine continues to serve
                 the previous weights.
         """
-        own = self._model.state_dict()
-        problems = _shape_mismatches(own, state) or _untied(own, state)
-        if problems:
+        own: dict[int, tuple[str, torch.Tensor]] = {}
+        for name, tensor in self._model.state_dict().items():
+            own.setdefault(tensor.data_ptr(), (name, tensor))  # tied names are one tensor
+        shapes = {name: tuple(tensor.shape) for name, tensor in own.values()}
+        if problems := weight_mismatches(shapes, state):
             raise SamplingError(
                 f"these weights do not fit the engine's model: {'; '.join(problems[:5])}",
                 where=f"policy version {policy_version}",
                 fix="send the whole state_dict() of a model of the same architecture",
             )
-        for name, tensor in own.items():
+        for name, tensor in own.values():
             tensor.copy_(state[name])
         self.policy_version = policy_version
 
@@ -211,27 +213,6 @@ def _uniforms(block: Sequence[_Request], num_tokens: int, *, seed: int) -> torch
     """Return random numbers in [0, 1), float32 [S, N], a stream per completion, independent of the block."""
     streams = [generator(seed, request.index, request.sample_index) for request in block]
     return torch.stack([torch.rand(num_tokens, generator=stream) for stream in streams])
-
-
-def _shape_mismatches(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> list[str]:
-    shared = own.keys() & state.keys()
-    return sorted(
-        [f"{name} is missing" for name in own.keys() - state.keys()]
-        + [f"{name} is unknown" for name in state.keys() - own.keys()]
-        + [f"{name} has a different shape" for name in shared if own[name].shape != state[name].shape]
-    )
-
-
-def _untied(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return problems of names that are one tensor here and have different values in ``state``."""
-    first_name: dict[int, str] = {}
-    problems = []
-    for name, tensor in own.items():
-        first = first_name.setdefault(tensor.data_ptr(), name)
-        is_same = state[first].data_ptr() == state[name].data_ptr() or torch.equal(state[first], state[name])
-        if not is_same:
-            problems.append(f"{first} and {name} are tied in the engine and differ here")
-    return problems
 
 
 @contextmanager

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 
@@ -20,19 +19,13 @@ from rlcore.types import FailedRollout, Prompt, Rollout
 _LARGEST = frozenset(("engine/kv_cache_usage", "engine/prefix_cache_hit_rate"))  # others are summed over replicas
 
 
-class Send(Protocol):
-    """Function that sends weights to every engine of a group."""
-
-    def __call__(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None: ...
-
-
 class ReplicatedSampler:
     """Engines with equal weights, which ``send`` updates; see :class:`rlcore.sampling.base.Sampler`.
 
     A prompt's group goes to one engine; samples do not depend on their number.
     """
 
-    def __init__(self, members: Sequence[Sampler], send: Send) -> None:
+    def __init__(self, members: Sequence[Sampler], send: Callable[..., None]) -> None:
         self.members, self._send = tuple(members), send
         self._threads = ThreadPoolExecutor(len(self.members), thread_name_prefix="replica")
 
@@ -61,11 +54,7 @@ class ReplicatedSampler:
         return [shares[number % count][number // count] for number in range(len(prompts))]
 
     def load_weights(self, state: Mapping[str, torch.Tensor], *, policy_version: int) -> None:
-        """Send the weights to every engine.
-
-        Raises:
-            SamplingError: An engine rejected them.
-        """
+        """Send the weights to every engine."""
         self._send(state, policy_version=policy_version)
 
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int], *, temperature: float) -> list[float]:

@@ -49,6 +49,11 @@ class ResourceLimits:
 
 
 DEFAULT_LIMITS = ResourceLimits()
+FIX = (
+    "allow unprivileged user namespaces (Debian: sysctl kernel.unprivileged_userns_clone=1; Ubuntu 24.04: sysctl "
+    "kernel.apparmor_restrict_unprivileged_userns=0; in a container: a seccomp profile that allows unshare and mount)"
+)
+"""Settings of a machine that let programs be isolated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ import time
 from typing import Any, Literal
 
 from rlcore.sandbox import runner, wire
-from rlcore.sandbox.base import ResourceLimits
+from rlcore.sandbox.base import ResourceLimits, RunStatus
 from rlcore.sandbox.isolation import Isolation, runner_code, spawn
 
 Role = Literal["candidate", "tester"]
@@ -28,16 +28,12 @@ class BoxError(Exception):
     """Failure of the box before it read any byte of the program: an error of rlcore or of the machine."""
 
 
-class OutOfTime(Exception):  # noqa: N818 - a fact about the program, not an error of rlcore
-    """Deadline exceeded before the program answered."""
+class Broken(Exception):  # noqa: N818 - a fact about the program, not an error of rlcore
+    """End without a valid answer: ``TIMEOUT``, ``DIED``, or ``PROTOCOL`` for malformed or unrequested data."""
 
-
-class ProcessDied(Exception):  # noqa: N818 - as above
-    """End of the process without an answer."""
-
-
-class ProtocolViolation(Exception):  # noqa: N818 - as above
-    """Malformed or unrequested data from the program."""
+    def __init__(self, status: RunStatus, what: str) -> None:
+        super().__init__(what)
+        self.status = status
 
 
 class Box:
@@ -64,8 +60,8 @@ class Box:
             self._first = _pidfd(info, self._process.pid, deadline)
             self._write(code, deadline)
             if self._frame(deadline) != runner.READY:
-                raise ProtocolViolation("the first message was not READY")
-        except (OSError, ValueError, OutOfTime, ProcessDied, ProtocolViolation) as error:
+                raise Broken(RunStatus.PROTOCOL, "the first message was not READY")
+        except (OSError, ValueError, Broken) as error:
             self._end()
             raise BoxError(f"the box did not start: {self._stderr() or f'{type(error).__name__} {error}'}") from error
 
@@ -82,7 +78,7 @@ class Box:
         """Send a request and return the answer, a tuple of plain data that begins with a text.
 
         Raises:
-            OutOfTime, ProcessDied, ProtocolViolation: There was no valid answer within ``max_bytes`` and the deadline.
+            Broken: There was no valid answer within ``max_bytes`` and the deadline.
         """
         self.send(request, deadline)
         return self.receive(deadline, max_bytes=max_bytes)
@@ -91,11 +87,11 @@ class Box:
         """Send a request. No data may be waiting, because the program answers only requests.
 
         Raises:
-            OutOfTime, ProcessDied, ProtocolViolation: As for :meth:`ask`.
+            Broken: As for :meth:`ask`.
         """
         if _is_ready(self._out, select.POLLIN, 0.0):
             self._read(1, deadline)  # raises if the pipe was closed
-            raise ProtocolViolation("unrequested output")
+            raise Broken(RunStatus.PROTOCOL, "unrequested output")
         data = wire.encode(request, max_bytes=wire.MAX_REQUEST_BYTES)
         self._write(len(data).to_bytes(4, "big") + data, deadline)
 
@@ -103,20 +99,20 @@ class Box:
         """Wait for a frame of at most ``max_bytes`` bytes.
 
         Raises:
-            OutOfTime, ProcessDied, ProtocolViolation: As for :meth:`ask`.
+            Broken: As for :meth:`ask`.
         """
         try:
             answer = wire.decode(self._frame(deadline, max_bytes), lambda: _refuse_late(deadline))
         except wire.WireError as error:
-            raise ProtocolViolation(str(error)) from error
+            raise Broken(RunStatus.PROTOCOL, str(error)) from error
         if not isinstance(answer, tuple) or not answer or not isinstance(answer[0], str):
-            raise ProtocolViolation("the answer has the wrong shape")
+            raise Broken(RunStatus.PROTOCOL, "the answer has the wrong shape")
         return answer
 
     def _frame(self, deadline: float, max_bytes: int = wire.MAX_FRAME_BYTES) -> bytes:
         size = int.from_bytes(self._read(4, deadline), "big")
         if size > max_bytes:
-            raise ProtocolViolation(f"the answer has {size} bytes, at most {max_bytes} are allowed")
+            raise Broken(RunStatus.PROTOCOL, f"the answer has {size} bytes, at most {max_bytes} are allowed")
         return self._read(size, deadline)
 
     def _read(self, count: int, deadline: float) -> bytes:
@@ -139,11 +135,11 @@ class Box:
             except BrokenPipeError as error:
                 raise self._death() from error
 
-    def _death(self) -> OutOfTime | ProcessDied:
+    def _death(self) -> Broken:
         """Return the cause of the end: the kernel sends SIGXCPU when ``cpu_seconds`` are used up."""
         if _ends_within(self._process.pid, 1.0) and self._process.wait() in _OUT_OF_CPU:
-            return OutOfTime("the CPU time limit was exceeded")
-        return ProcessDied("the process ended")
+            return Broken(RunStatus.TIMEOUT, "the CPU time limit was exceeded")
+        return Broken(RunStatus.DIED, "the process ended")
 
     def _end(self) -> None:
         """Kill all processes of the box and reap them. The supervisor, a subreaper, inherits the children of bwrap."""
@@ -183,7 +179,7 @@ def _pidfd(info: int, own: int, deadline: float) -> int:
             _await(info, select.POLLIN, deadline)
             piece = os.read(info, 1024)
             if not piece:
-                raise ProcessDied("bwrap reported no pid")
+                raise Broken(RunStatus.DIED, "bwrap reported no pid")
             data += piece
         return os.pidfd_open(int(json.loads(data)["child-pid"]))
     finally:
@@ -204,12 +200,12 @@ def _ends_within(pid: int, seconds: float) -> bool:
 
 def _refuse_late(deadline: float) -> None:
     if time.monotonic() > deadline:
-        raise OutOfTime("reading the answer exceeded the time limit")
+        raise Broken(RunStatus.TIMEOUT, "reading the answer exceeded the time limit")
 
 
 def _await(descriptor: int, event: int, deadline: float) -> None:
     if not _is_ready(descriptor, event, max(deadline - time.monotonic(), 0.0)):
-        raise OutOfTime("the time limit was exceeded")
+        raise Broken(RunStatus.TIMEOUT, "the time limit was exceeded")
 
 
 def _is_ready(descriptor: int, event: int, seconds: float) -> bool:

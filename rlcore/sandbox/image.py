@@ -19,9 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rlcore.errors import SandboxError
 
@@ -42,20 +40,10 @@ for name in os.listdir(dynload) if os.path.isdir(dynload) else []:
         except Exception:
             pass
 mapped = {line.split(None, 5)[5].strip() for line in open("/proc/self/maps") if ".so" in line}
-print(json.dumps({"executable": os.path.realpath(sys.executable), "stdlib": stdlib, "dynload": dynload,
-    "platlibdir": sys.platlibdir, "version": "python%d.%d" % sys.version_info[:2], "mapped": sorted(mapped)}))
+home = os.path.join(sys.platlibdir, "python%d.%d" % sys.version_info[:2])
+print(json.dumps([os.path.realpath(sys.executable), stdlib, dynload, home, *sorted(mapped)]))
 """
 _LOADER = re.compile(rb"/[\w./-]*/ld-[\w.-]*\.so[\w.]*")
-
-
-@dataclass(frozen=True, slots=True)
-class _Interpreter:
-    executable: Path
-    stdlib: Path
-    dynload: Path
-    platlibdir: str
-    version: str
-    libraries: tuple[Path, ...]
 
 
 def box_image() -> Path:
@@ -67,8 +55,7 @@ def box_image() -> Path:
     Raises:
         SandboxError: The image cannot be created, or other users may write to its folder.
     """
-    # sys._base_executable: a virtual environment's python needs its base to start.
-    python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+    python = base_python()
     stamp = f"2 {python} {sys.version} {Path(python).stat().st_mtime_ns}"
     path = user_cache() / "rlcore-boxes"
     try:
@@ -82,6 +69,11 @@ def box_image() -> Path:
             where=str(path),
             fix="free 100 MB there, or set XDG_CACHE_HOME to a folder that every user can enter, without noexec",
         ) from error
+
+
+def base_python() -> str:
+    """Return the interpreter outside a virtual environment, whose own needs it to start."""
+    return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
 def user_cache() -> Path:
@@ -138,28 +130,20 @@ def _digest(root: Path) -> str:
     return whole.hexdigest()
 
 
-def _probe(python: str) -> _Interpreter:
+def _probe(python: str) -> list[Path]:
+    """Return its executable, standard library, folder of extensions, place of the library, and shared libraries."""
     done = subprocess.run([python, "-I", "-S", "-B", "-c", _PROBE], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SandboxError(f"the interpreter {python} does not start: {done.stderr[-300:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    stdlib = Path(found["stdlib"])
-    return _Interpreter(
-        executable=Path(found["executable"]),
-        stdlib=stdlib,
-        dynload=Path(found["dynload"]),
-        platlibdir=found["platlibdir"],
-        version=found["version"],
-        libraries=tuple(Path(name) for name in found["mapped"] if not Path(name).is_relative_to(stdlib)),
-    )
+    return [Path(name) for name in json.loads(done.stdout)]
 
 
-def _make(folder: Path, pointer: Path, interpreter: _Interpreter) -> Path:
+def _make(folder: Path, pointer: Path, interpreter: list[Path]) -> Path:
     for left in folder.glob(".new-*"):  # left by a killed process; this process has the lock
         shutil.rmtree(left) if left.is_dir() else left.unlink()
     work = Path(tempfile.mkdtemp(prefix=".new-", dir=folder))
     try:
-        _fill(work / "root", interpreter)
+        _fill(work / "root", *interpreter)
         work.chmod(0o755)
         content = _digest(work / "root")[:32]
         # Boxes may still use an incomplete image of the same content: it keeps its name.
@@ -175,21 +159,20 @@ def _make(folder: Path, pointer: Path, interpreter: _Interpreter) -> Path:
     return image
 
 
-def _fill(root: Path, interpreter: _Interpreter) -> None:
-    home = root / "python"
-    library = home / interpreter.platlibdir / interpreter.version
-    shutil.copytree(interpreter.stdlib, library, ignore=_LEFT_OUT)
-    if not interpreter.dynload.is_relative_to(interpreter.stdlib):
-        shutil.copytree(interpreter.dynload, library / "lib-dynload", ignore=_LEFT_OUT)
-    (home / "bin").mkdir()
-    shutil.copy2(interpreter.executable, root / PYTHON[1:])
+def _fill(root: Path, executable: Path, stdlib: Path, dynload: Path, home: Path, *mapped: Path) -> None:
+    library = root / "python" / home
+    shutil.copytree(stdlib, library, ignore=_LEFT_OUT)
+    if not dynload.is_relative_to(stdlib):
+        shutil.copytree(dynload, library / "lib-dynload", ignore=_LEFT_OUT)
+    (root / "python" / "bin").mkdir()
+    shutil.copy2(executable, root / PYTHON[1:])
     (root / "lib").mkdir()
-    for path in interpreter.libraries:
+    for path in (path for path in mapped if not path.is_relative_to(stdlib)):
         _copy_library(path, root / "lib")
         unwinder = path.with_name("libgcc_s.so.1")  # libc loads it only when a thread ends itself
         if path.name.startswith("libc.so") and unwinder.exists():
             shutil.copy2(unwinder, root / "lib")
-    _copy_loader(interpreter.executable, root)
+    _copy_loader(executable, root)
     (root / "dev").mkdir()
     for name in ("null", "urandom"):  # mount points of the devices
         (root / "dev" / name).touch()

@@ -16,14 +16,13 @@ import os
 import platform
 import struct
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 
 from rlcore.errors import SandboxError
 from rlcore.sandbox import runner, wire
-from rlcore.sandbox.image import PYTHON
+from rlcore.sandbox.image import PYTHON, base_python
 
 _BOOTSTRAP = """
 import posix, marshal, sys
@@ -57,7 +56,7 @@ class Isolation:
 def spawn(isolation: Isolation, arguments: list[str]) -> tuple[subprocess.Popen[bytes], int]:
     """Start the process of a box. Also return the pipe on which bwrap writes its pid (-1 without bwrap)."""
     if not isolation.bwrap:
-        return _popen([_plain_python(), *_python_arguments(arguments)], ()), -1
+        return _popen([base_python(), *_python_arguments(arguments)], ()), -1
     filter_end, (info, info_end) = _filter_pipe(), os.pipe()
     command = [isolation.bwrap, *_ISOLATION, "--ro-bind", isolation.image, "/", *_FILES]
     command += ["--seccomp", str(filter_end), "--info-fd", str(info_end), "--", PYTHON, *_python_arguments(arguments)]
@@ -80,10 +79,6 @@ def _popen(command: list[str], descriptors: tuple[int, ...]) -> subprocess.Popen
 
 def _python_arguments(arguments: list[str]) -> list[str]:
     return ["-I", "-S", "-B", "-X", "utf8", "-c", _BOOTSTRAP, *arguments]
-
-
-def _plain_python() -> str:
-    return str(Path(getattr(sys, "_base_executable", sys.executable)).resolve())
 
 
 def _filter_pipe() -> int:
@@ -143,13 +138,7 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
 _CLONE, _CLONE3, _IOCTL = (56, 220), (435, 435), (16, 29)
 
 
-@dataclass(frozen=True, slots=True)
-class _Machine:
-    column: int
-    audit_architecture: int
-
-
-_MACHINES = {"x86_64": _Machine(0, 0xC000003E), "aarch64": _Machine(1, 0xC00000B7)}
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, and AUDIT_ARCH
 
 
 @functools.cache
@@ -165,20 +154,20 @@ def allow_list(machine: str = "") -> bytes:
             f"the sandbox has no list of system calls for {name}",
             fix=f"run untrusted code on one of {', '.join(_MACHINES)}",
         )
-    kind = _MACHINES[name]
-    numbers = [pair[kind.column] for pair in _CALLS.values()]
+    column, architecture = _MACHINES[name]
+    numbers = [pair[column] for pair in _CALLS.values()]
     program = [
         _load(_ARCHITECTURE),
-        _unless_equal(kind.audit_architecture),
+        _unless_equal(architecture),
         _return(_KILL),
         _load(_NUMBER),
         _instruction(_JUMP_AT_LEAST, 0, 1, _X32),
         _return(_KILL),
     ]
     program += [step for number in numbers if number is not None for step in (_if_equal(number), _return(_ALLOW))]
-    program += [_if_equal(_CLONE3[kind.column]), _return(_ERRNO | errno.ENOSYS)]  # libc falls back to clone
-    program += _only_for(_CLONE[kind.column], _FIRST_ARGUMENT, [_THREAD], mask=_THREAD | _NAMESPACES)
-    program += _only_for(_IOCTL[kind.column], _SECOND_ARGUMENT, _IOCTLS, mask=0xFFFFFFFF)
+    program += [_if_equal(_CLONE3[column]), _return(_ERRNO | errno.ENOSYS)]  # libc falls back to clone
+    program += _only_for(_CLONE[column], _FIRST_ARGUMENT, [_THREAD], mask=_THREAD | _NAMESPACES)
+    program += _only_for(_IOCTL[column], _SECOND_ARGUMENT, _IOCTLS, mask=0xFFFFFFFF)
     return b"".join([*program, _return(_ERRNO | errno.EPERM)])
 
 

@@ -1,4 +1,8 @@
-"""Sandbox of the caller: a set of supervisors, each running at most one program at a time."""
+"""Sandbox of the caller: a set of supervisors, each running at most one program at a time.
+
+Attacks run before the first program: a sandbox with incomplete isolation is never used. A control confirms that the box
+runs programs: in a broken box every attack would fail.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -21,12 +25,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlcore.errors import SandboxError
-from rlcore.sandbox.base import DEFAULT_LIMITS, ResourceLimits, RunResult, RunStatus
+from rlcore.sandbox.base import DEFAULT_LIMITS, FIX, ResourceLimits, RunResult, RunStatus
 from rlcore.sandbox.box import START_SECONDS
 from rlcore.sandbox.image import box_image
 from rlcore.sandbox.isolation import Isolation
 from rlcore.sandbox.program_check import MAX_BOXES, MAX_REPEATS
-from rlcore.sandbox.selftest import self_test
 from rlcore.sandbox.suite import parse_suite
 from rlcore.sandbox.supervisor import MAX_MESSAGE_BYTES
 
@@ -73,7 +76,7 @@ class SandboxPool:
             SandboxError: Programs cannot be isolated on this machine.
         """
         self._start()
-        return self._run(code, stdin, limits)
+        return self._run(code, limits, stdin)
 
     def check(self, job: Job) -> tuple[RunResult, ...]:
         """Return one result per test of the job.
@@ -114,15 +117,12 @@ class SandboxPool:
             if self._backend == "unprotected":
                 return
             try:
-                self_test(lambda code, limits: self._run(code, "", limits), self._self_check)
+                self_test(self._run, self._check)
             except SandboxError:
                 self.close()
                 raise
 
-    def _self_check(self, reference: str, code: str, limits: ResourceLimits) -> tuple[RunResult, ...]:
-        return self._check(Job(reference=reference, code=code, limits=limits))
-
-    def _run(self, code: str, stdin: str, limits: ResourceLimits) -> RunResult:
+    def _run(self, code: str, limits: ResourceLimits, stdin: str = "") -> RunResult:
         request = {"code": code, "stdin": stdin, "limits": dataclasses.asdict(limits)}
         return self._ask(request, 1, limits)[0]
 
@@ -152,6 +152,7 @@ class _Supervisor:
     def __init__(self, isolation: Isolation) -> None:
         near_end, far_end = socket.socketpair()
         arguments = [str(far_end.fileno()), isolation.bwrap, isolation.image]
+        libraries = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
         with far_end:
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "rlcore.sandbox.supervisor", *arguments],
@@ -160,7 +161,7 @@ class _Supervisor:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd="/",
-                env={"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "LANG": "C.UTF-8"} | _library_path(),
+                env={"PYTHONPATH": str(Path(__file__).resolve().parents[2]), "LANG": "C.UTF-8"} | libraries,
                 start_new_session=True,  # Ctrl-C reaches only the caller, which then stops the supervisor
             )
         self._connection = Connection(near_end.detach())
@@ -197,11 +198,127 @@ def _answer_seconds(count: int, limits: ResourceLimits) -> float:
     return 30.0 + 3 * boxes * 2 * START_SECONDS + tests * limits.wall_seconds
 
 
-def _library_path() -> dict[str, str]:
-    return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-
-
 def _stop(process: subprocess.Popen[bytes], connection: Connection) -> None:
     connection.close()
     process.kill()  # its boxes die with it
     process.wait()
+
+
+_ATTACKS = r"""
+import ctypes, json, os, socket
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+def fork():
+    if os.fork() == 0:
+        os._exit(0)
+
+def network():
+    socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+
+def unix_socket():
+    socket.socketpair()
+
+def write_a_file():
+    for folder in ("/", "/tmp", "/dev", "/dev/shm", "/python", "/lib", "/var/tmp", "/run"):
+        try:
+            open(folder + "/x", "w")
+        except OSError:
+            continue
+        return
+    raise OSError
+
+def read_the_host():
+    for path in ("/etc/passwd", "/proc/self/status", "/proc/1/environ", "/home", "/root", "/sys", "/bin/sh"):
+        if os.path.exists(path):
+            return
+    raise OSError
+
+def see_other_processes():
+    if os.getppid() > 1:
+        return
+    raise OSError
+
+def inherit_a_secret():
+    if set(os.environ) <= {"LD_LIBRARY_PATH", "PWD", "LC_CTYPE"}:
+        raise OSError
+
+def inherit_a_descriptor():
+    for number in range(3, 30):
+        try:
+            os.fstat(number)
+        except OSError:
+            continue
+        return
+    raise OSError
+
+def take_memory():
+    bytearray(1 << 30)
+
+def be_root():
+    if os.getuid() not in (0,):
+        os.setuid(0)
+
+def memory_file():
+    os.memfd_create("x")
+
+def new_namespace():
+    if libc.unshare(0x10000000) < 0:
+        raise OSError
+
+def mount():
+    if libc.mount(b"none", b"/", b"tmpfs", 0, None) < 0:
+        raise OSError
+
+def trace():
+    if libc.ptrace(0, 0, None, None) < 0:
+        raise OSError
+
+succeeded = []
+for attack in (fork, network, unix_socket, write_a_file, read_the_host, see_other_processes, inherit_a_secret,
+               inherit_a_descriptor, take_memory, be_root, memory_file, new_namespace, mount, trace):
+    try:
+        attack()
+    except (OSError, MemoryError):
+        continue
+    succeeded.append(attack.__name__)
+print(json.dumps({"control": 6 * 7, "succeeded": succeeded}))
+"""
+_REFERENCE = json.dumps(
+    {"style": "assert", "entry_point": "double", "tests": ["assert double(21) == 42", "assert double(0) == 0"]}
+)
+_FORGERIES = {
+    "an exit at import": "import os; os._exit(0)",
+    "an object that equals everything": "class Any:\n def __eq__(self, _): return True\ndef double(x): return Any()",
+    "a forged verdict": "import os\nos.write(31, b'\\0\\0\\0\\x17u4:s7:verdicts1:xs4:passs0:')\ndouble = abs",
+    "a wrong answer": "def double(x): return 42",
+}
+_LIMITS = ResourceLimits(wall_seconds=10.0)
+
+
+def self_test(run: Callable[[str, ResourceLimits], RunResult], check: Callable[[Job], Sequence[RunResult]]) -> None:
+    """Run the attacks through a sandbox's functions.
+
+    Raises:
+        SandboxError: Boxes do not start, or their isolation is incomplete. No other program was run.
+    """
+    outcome = run(_ATTACKS, _LIMITS)
+    if outcome.status is not RunStatus.PASS:
+        raise SandboxError(f"the sandbox does not work on this machine: {outcome.status}: {outcome.error}", fix=FIX)
+    report = json.loads(outcome.stdout)
+    if report["control"] != 42 or report["succeeded"]:
+        raise SandboxError(f"the sandbox is not isolated: a program could {', '.join(report['succeeded'])}", fix=FIX)
+    if run("while True: pass", ResourceLimits(wall_seconds=0.3)).status is not RunStatus.TIMEOUT:
+        raise SandboxError("the sandbox is not isolated: an endless loop was not stopped")
+    right = check(_job("def double(x): return 2 * x"))
+    if any(one.status is not RunStatus.PASS for one in right):
+        raise SandboxError(
+            f"the sandbox does not work on this machine: a correct program failed: {right[0].error}", fix=FIX
+        )
+    for name, code in _FORGERIES.items():
+        if all(one.status is RunStatus.PASS for one in check(_job(code))):
+            raise SandboxError(f"the sandbox is not isolated: {name} passed the tests")
+
+
+def _job(code: str) -> Job:
+    return Job(reference=_REFERENCE, code=code, limits=_LIMITS)

@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcore.sandbox.base import ResourceLimits, RunResult, RunStatus
-from rlcore.sandbox.box import Box, BoxError, OutOfTime, ProcessDied, ProtocolViolation
+from rlcore.sandbox.box import Box, BoxError, Broken
 from rlcore.sandbox.isolation import Isolation
-from rlcore.sandbox.output_check import same_text, same_value, shown
-from rlcore.sandbox.suite import Suite, guess_rate
+from rlcore.sandbox.suite import Suite, guess_rate, same_text, same_value, shown
 from rlcore.sandbox.wire import MAX_FRAME_BYTES
 
 MAX_BOXES = 3  # per program; after three broken boxes, its other tests count as failed
@@ -35,7 +34,6 @@ _PASSED = RunResult(status=RunStatus.PASS)
 _ORDER_DEPENDENT = RunResult(
     status=RunStatus.FAIL, error="the answers change when the tests are repeated in another order"
 )
-_BROKEN = {OutOfTime: RunStatus.TIMEOUT, ProcessDied: RunStatus.DIED, ProtocolViolation: RunStatus.PROTOCOL}
 
 
 def run_program(isolation: Isolation, code: str, stdin: str, limits: ResourceLimits) -> RunResult:
@@ -45,7 +43,7 @@ def run_program(isolation: Isolation, code: str, stdin: str, limits: ResourceLim
         with Box(isolation, "candidate", limits) as box:
             try:
                 return [_printed(box, code, stdin, limits.output_bytes, _deadline(limits))]
-            except (OutOfTime, ProcessDied, ProtocolViolation) as broken:
+            except Broken as broken:
                 return [_broken(broken)]
 
     return _with_retries(attempt, 1)[0]
@@ -117,7 +115,7 @@ def _session(
             for test in tests:
                 program = _LoadedProgram(box, suite, code, limits)
                 yield _compared(suite, test, program.answer(test, _deadline(limits)))
-        except (OutOfTime, ProcessDied, ProtocolViolation) as broken:
+        except Broken as broken:
             yield _broken(broken)
 
 
@@ -147,9 +145,8 @@ def _assertions(isolation: Isolation, program: _LoadedProgram, tests: Sequence[A
 
 
 def _checked(suite: Suite, test: Mapping[str, Any]) -> str:
-    if suite.style == "stdin":
-        return f"assert check({test['input']!r}, candidate(), {test['output']!r})"
-    return f"assert check({test['args']!r}, candidate(), {test['output']!r})"
+    given = test["input" if suite.style == "stdin" else "args"]
+    return f"assert check({given!r}, candidate(), {test['output']!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +172,9 @@ class _LoadedProgram:
             case ("value", _) | ("raised", str(_), str(_)) as answer:
                 return answer
             case ("refused" | "too large", str(why)):
-                raise ProtocolViolation(f"the program did not return plain data: {why}")
+                raise Broken(RunStatus.PROTOCOL, f"the program did not return plain data: {why}")
             case _:
-                raise ProtocolViolation("the answer has the wrong shape")
+                raise Broken(RunStatus.PROTOCOL, "the answer has the wrong shape")
 
 
 class _Relay:
@@ -200,10 +197,10 @@ class _Relay:
                     case ("call", list(args), dict(kwargs)):
                         pass
                     case ("too large", str(why)):
-                        raise ProtocolViolation(f"the program's results made the tests send too much: {why}")
+                        raise Broken(RunStatus.PROTOCOL, f"the program's results made the tests send too much: {why}")
                     case other:
                         raise BoxError(f"the tests cannot be run: {other[1:]}")
-            except (OutOfTime, ProcessDied, ProtocolViolation) as broken:
+            except Broken as broken:
                 if not self._was_called:
                     raise BoxError(f"the tests failed before they called the program: {broken}") from broken
                 raise
@@ -220,9 +217,9 @@ def _printed(box: Box, code: str, stdin: str, max_bytes: int, deadline: float) -
         case ("raised", str(name), str(message), str(text)):
             return RunResult(status=RunStatus.ERROR, stdout=text, error=f"{name}: {message}")
         case ("refused" | "too large", str(why)):
-            raise ProtocolViolation(why)
+            raise Broken(RunStatus.PROTOCOL, why)
         case _:
-            raise ProtocolViolation("the answer has the wrong shape")
+            raise Broken(RunStatus.PROTOCOL, "the answer has the wrong shape")
 
 
 def _raised(answer: tuple[object, ...]) -> RunResult:
@@ -230,11 +227,11 @@ def _raised(answer: tuple[object, ...]) -> RunResult:
         case ("raised", str(name), str(text)):
             return RunResult(status=RunStatus.ERROR, error=f"{name}: {text}")
         case _:
-            raise ProtocolViolation("the answer has the wrong shape")
+            raise Broken(RunStatus.PROTOCOL, "the answer has the wrong shape")
 
 
-def _broken(error: OutOfTime | ProcessDied | ProtocolViolation) -> RunResult:
-    return RunResult(status=_BROKEN[type(error)], error=str(error))
+def _broken(broken: Broken) -> RunResult:
+    return RunResult(status=broken.status, error=str(broken))
 
 
 def _deadline(limits: ResourceLimits) -> float:

@@ -42,7 +42,9 @@ _NOT_REPRODUCED = (UnicodeError, StopIteration, StopAsyncIteration)
 
 def main(role: str, memory_bytes: int, cpu_seconds: int) -> NoReturn:
     """Limit this process, send READY, and serve ``role`` (``candidate`` or ``tester``) until the box is killed."""
-    _take_channel()
+    posix.dup2(0, _IN)
+    posix.dup2(1, _OUT)
+    clear_descriptors()
     sys.argv[:] = [PROGRAM]
     sys.set_int_max_str_digits(0)
     # The module site, which is not imported, would define these.
@@ -54,12 +56,6 @@ def main(role: str, memory_bytes: int, cpu_seconds: int) -> NoReturn:
     while True:
         verb, *arguments = _receive()
         _send(_answer(verb, *arguments), MAX_REQUEST_BYTES if verb == "script" else MAX_FRAME_BYTES)
-
-
-def _take_channel() -> None:
-    posix.dup2(0, _IN)
-    posix.dup2(1, _OUT)
-    clear_descriptors()
 
 
 def _limit(memory_bytes: int, cpu_seconds: int) -> None:

@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
     connection = Connection(int(arguments[0]))
     isolation = Isolation(bwrap=arguments[1], image=arguments[2])
     sys.set_int_max_str_digits(0)  # tests may contain long integers
-    become_subreaper()
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # it reaps the orphans below
     threading.Thread(target=_end_with, args=(connection.fileno(),), daemon=True).start()
     runner_code()
     if os.geteuid() == 0 and isolation.bwrap:
@@ -47,11 +47,6 @@ def main(arguments: list[str]) -> None:
             outcomes = _handle(request, isolation)
             _reap()
             connection.send_bytes(json.dumps([_to_json(one) for one in outcomes]).encode())
-
-
-def become_subreaper() -> None:
-    """Make orphans below this process its children, so that it can reap them."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _end_with(descriptor: int) -> None:

@@ -50,11 +50,7 @@ def encode(value: Any, depth: int = 0, max_bytes: int = MAX_FRAME_BYTES) -> byte
     return _encode_many(value, depth + 1, max_bytes)
 
 
-def _no_check() -> None:
-    """Check nothing."""
-
-
-def decode(data: bytes, check: Callable[[], None] = _no_check) -> Any:
+def decode(data: bytes, check: Callable[[], None] = lambda: None) -> Any:
     """Decode a value of :func:`encode`, calling ``check`` now and then, which may raise.
 
     Raises:

@@ -105,9 +105,7 @@ class PartEncoder:
         return self.spell([number for number in ids if number not in self._hidden])
 
     def _expected(self, parts: Sequence[Part]) -> int:
-        return sum(
-            [len(self._patterns[part.author].findall(part.text)) for part in parts if part.author in self._authors]
-        )
+        return sum([len(self._patterns[part.author].findall(part.text)) for part in parts if self._words[part.author]])
 
     def _count(self, ids: Sequence[int]) -> int:
         return 0 if self._numbers.isdisjoint(ids) else sum(map(self._numbers.__contains__, ids))
@@ -157,10 +155,6 @@ class PartEncoder:
     @cached_property
     def _patterns(self) -> dict[Author, re.Pattern[str]]:
         return {author: _any_of(words) for author, words in self._words.items()}
-
-    @cached_property
-    def _authors(self) -> frozenset[Author]:
-        return frozenset(author for author, words in self._words.items() if words)
 
     @cached_property
     def _words(self) -> dict[Author, frozenset[str]]:

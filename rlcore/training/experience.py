@@ -18,7 +18,7 @@ from torch import Tensor
 from rlcore.algorithms.advantages import AdvantageInputs, has_signal, lay_out_episodes, whiten
 from rlcore.algorithms.kl import k1, k3
 from rlcore.algorithms.objective import explained_variance
-from rlcore.algorithms.ratios import clamped_difference
+from rlcore.algorithms.surrogates import clamped_difference
 from rlcore.algorithms.table import Algorithm
 from rlcore.config import KlConfig
 from rlcore.errors import NonFiniteError, TrainingError

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from rlcore.algorithms.kl import PenaltyController, k3
 from rlcore.algorithms.objective import Coefficients, LossInputs, policy_loss, value_loss
-from rlcore.algorithms.ratios import clamped_difference, token_ratio
+from rlcore.algorithms.surrogates import clamped_difference, token_ratio
 from rlcore.algorithms.table import Algorithm
 from rlcore.config import CriticConfig, RlConfig
 from rlcore.hardware.sharded import Ranks, device_of, run_forward

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from transformers import PreTrainedModel
 
-from rlcore.hardware.sharded import device_of, ranks_of, run_forward
-from rlcore.models.architectures import pack_for, rank_indices
+from rlcore.hardware.sharded import ranks_of
+from rlcore.models.architectures import rank_indices
 from rlcore.models.heads import ScalarHeadModel, score_rewards, score_shared, score_values
-from rlcore.models.policy import completion_logprobs, scatter_tokens, score_sequences
+from rlcore.models.policy import completion_logprobs, score_sequences, score_tokens
 from rlcore.text.packing import TokenSequence
 from rlcore.types import Rollout
 
@@ -106,16 +106,11 @@ class ScoringModels:
         return ForwardScores(old=old, ref=ref, values=values, next_values=next_values)
 
 
-@torch.no_grad()
 def token_scores(
     model: PreTrainedModel, rollouts: Sequence[Rollout], *, temperature: float, tokens_per_microbatch: int
 ) -> tuple[Float[torch.Tensor, "tokens"], Float[torch.Tensor, "tokens"]]:
     """Return log-probability and entropy of every token of the completions, concatenated, float32 [T] on the CPU."""
     texts = [TokenSequence(prompt_ids=r.prompt.token_ids, completion_ids=r.completion_ids) for r in rollouts]
-    logprobs, entropies = ([torch.empty(len(text.completion_ids)) for text in texts] for _ in range(2))
-    for packed in pack_for(model, texts, tokens_per_microbatch=tokens_per_microbatch):
-        batch = packed.to(device_of(model))
-        found = run_forward(model, partial(completion_logprobs, model, batch, temperature=temperature))
-        for values, results in zip(found, (logprobs, entropies), strict=True):
-            scatter_tokens(values, batch, results)
+    score = partial(completion_logprobs, model, temperature=temperature)
+    logprobs, entropies = score_tokens(model, texts, score, tokens_per_microbatch=tokens_per_microbatch, count=2)
     return torch.cat(logprobs), torch.cat(entropies)

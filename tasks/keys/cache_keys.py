@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from rlcore.tasks.store.cache import KeyInputs
-from rlcore.tasks.store.nested import flatten
+from rlcore.tasks.store.storage import flatten
 
 OBSERVERS, OBSERVED, OUTCOME, TRAINED = "observers", "observed", "outcome", "trained"
 _MAX_NAMES, _MAX_VALUE = 5, 60

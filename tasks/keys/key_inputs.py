@@ -11,13 +11,13 @@ from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
-from rlcore.config import EngineConfig, EpisodeConfig, RewardTerm, SamplingConfig, to_dict
+from rlcore.config import to_dict
 from rlcore.tasks.keys.cache_keys import OBSERVED, OBSERVERS, TRAINED, function_of, split_observers
 from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.presets.graph import sampling_of, terms_of
+from rlcore.tasks.presets.graph import terms_of
 from rlcore.tasks.presets.run import RunConfig
-from rlcore.tasks.presets.sections import Sections, idle_packages
+from rlcore.tasks.presets.sections import Sections, idle_packages, sampling_parts
 from rlcore.tasks.store.artifacts import REPORT, ArtifactRef
 from rlcore.tasks.store.cache import KeyInputs
 from rlcore.tasks.store.code_hash import NOTHING_CHOSEN, Chosen, closure_digests, libraries
@@ -34,7 +34,7 @@ def key_inputs(stage: Stage, config: RunConfig, inputs: Mapping[str, ArtifactRef
     counted, watching = split_observers(counted, stage.observers)
     digests = {name: inputs[name].sha256 for name in stage.inputs if name in inputs}
     found = {
-        "stage": {"name": stage.name, "version": stage.version, "kind": stage.kind},
+        "stage": {"name": stage.name, "version": stage.version, "kind": stage.artifact},
         "inputs": {name: digest for name, digest in digests.items() if name not in stage.observed},
         "external": stage.source_digest(sections),
         "code": closure_digests(module, chosen=chosen),
@@ -82,28 +82,16 @@ def versions(module: str, sections: Sections, *, chosen: Chosen = NOTHING_CHOSEN
     names |= {name for each in names for name in _BENEATH.get(each, ())}
     found = {"python": f"{sys.version_info.major}.{sys.version_info.minor}"}
     found |= {name: version for each in sorted(names) for name, version in _installed(each)}
-    engine = _engine_of(sections)
+    _, _, engine = sampling_parts(sections)
     if engine is not None and engine.kind == "vllm":
         found["vllm"] = _of_engine(engine.python, engine.urls)
     return found
 
 
 def _own_modules(sections: Sections) -> set[str]:
-    stage, sampling = sections.declared.get("stage"), _sampling_of(sections)
-    episodes = sections.declared.get("episodes")
-    named: list[EpisodeConfig | RewardTerm | None] = [episodes, sampling.episodes if sampling else None]
-    named += (term for term in terms_of(stage).values() if not term.python) if stage else ()
-    return {each.module for each in named if each is not None} - {""}
-
-
-def _engine_of(sections: Sections) -> EngineConfig | None:
-    sampling = _sampling_of(sections)
-    declared: EngineConfig | None = sections.declared.get("engine")
-    return declared or (sampling.engine if sampling else None)
-
-
-def _sampling_of(sections: Sections) -> SamplingConfig | None:
-    return sampling_of(sections.stage) if "stage" in sections.declared else None
+    stage, (episodes, _, _) = sections.declared.get("stage"), sampling_parts(sections)
+    terms = [term for term in terms_of(stage).values() if not term.python] if stage else []
+    return {each.module for each in (episodes, *terms) if each} - {""}
 
 
 @cache

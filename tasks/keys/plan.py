@@ -9,8 +9,7 @@ from typing import Literal
 
 from rlcore.errors import ConfigError
 from rlcore.tasks.keys.cache_keys import explain_miss, key_of
-from rlcore.tasks.keys.earlier_results import damage, find_result, first_run, own_work
-from rlcore.tasks.keys.earlier_work import find_start, saved_iteration
+from rlcore.tasks.keys.earlier_work import damage, find_result, find_start, first_run, own_work, saved_iteration
 from rlcore.tasks.keys.key_inputs import key_inputs
 from rlcore.tasks.keys.shared_results import shared_records
 from rlcore.tasks.kinds.kind import Stage

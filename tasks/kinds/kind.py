@@ -11,7 +11,8 @@ from typing import Any
 from rlcore.errors import ConfigError
 from rlcore.hardware.memory_plan import ModelSize
 from rlcore.tasks.drawing.result import Draw
-from rlcore.tasks.kinds import BASE, load, table_name
+from rlcore.tasks.kinds import BASE, StageConfig, load, table_name
+from rlcore.tasks.presets.graph import start_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, chosen_by, sections_of, stage_sections
 from rlcore.tasks.steps.base import StageContext, StageResult, prepare_stage_name
@@ -20,11 +21,6 @@ from rlcore.tasks.store.code_hash import Chosen
 
 IMPORT = "import_sft"
 History = Sequence[Mapping[str, float]]
-
-
-def no_files(config: Sections) -> str:
-    """Return the ``source_digest`` of a stage that reads nothing but its inputs."""
-    return ""
 
 
 @dataclass(frozen=True)
@@ -40,11 +36,6 @@ class Lazy:
         return load(self.name)(*args, **kwargs)
 
 
-def no_stop(history: History, config: Sections) -> Mapping[str, Any] | None:
-    """Return the stop of a stage without rules."""
-    return None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Continuation:
     """Use of earlier work of a stage that trains.
@@ -58,7 +49,7 @@ class Continuation:
 
     length: str
     bound: Callable[[Any], str]
-    stop: Callable[[History, Sections], Mapping[str, Any] | None] = no_stop
+    stop: Callable[[History, Sections], Mapping[str, Any] | None] = lambda history, config: None
     recorded: Callable[[Path], tuple[History, Mapping[str, Any] | None]] = lambda folder: ((), None)
 
 
@@ -66,15 +57,15 @@ class Continuation:
 class Stage:
     """Pipeline stage, and everything that its cache key covers.
 
-    ``inputs`` names upstream stages. ``sections`` selects the preset sections that the step may read; the key covers
-    exactly these. ``hardware`` among them means that a model computes, and is replaced by the detected machine.
-    ``source_digest`` returns a digest of external files, such as source data, or one by name. ``chosen`` returns the
-    rows of tables (:mod:`rlcore.choices`) that the stage uses; the key covers no others. Increase ``version`` to
-    invalidate results although no code changed.
+    ``artifact``: the kind of its artifact, after which the store names the folder. ``inputs`` names upstream stages.
+    ``sections`` selects the preset sections that the step may read; the key covers exactly these. ``hardware`` among
+    them means that a model computes, and is replaced by the detected machine. ``source_digest`` returns a digest of
+    external files, such as source data, or one by name. ``chosen`` returns the rows of tables (:mod:`rlcore.choices`)
+    that the stage uses; the key covers no others. Increase ``version`` to invalidate results although no code changed.
 
     ``observers``: sections, and keys of sections, that no weight and no row depends on, and ``observed`` the inputs. An
-    earlier result serves others. ``trains_on``: inputs of whose rows only those for training
-    count. ``continuation``: use of earlier work of other lengths; None: an equal key alone counts.
+    earlier result serves others. ``trains_on``: inputs of whose rows only those for training count. ``continuation``:
+    use of earlier work of other lengths; None: an equal key alone counts.
 
     ``registered_as``: the artifact holds a model, registered as ``<name of the preset>-<registered_as>``.
     ``render_page`` renders the stage's page. Neither is in the key: both use the finished artifact, cached or not.
@@ -83,12 +74,12 @@ class Stage:
     """
 
     name: str
-    version: int
-    kind: str
+    artifact: str
     run: Callable[[StageContext], StageResult]
     sections: Callable[[RunConfig], Sections]
+    version: int = 1
     inputs: tuple[str, ...] = ()
-    source_digest: Callable[[Sections], str | Mapping[str, str]] = no_files
+    source_digest: Callable[[Sections], str | Mapping[str, str]] = lambda config: ""
     chosen: Callable[[Sections], Chosen] = chosen_by
     observers: tuple[str, ...] = ()
     observed: tuple[str, ...] = ()
@@ -135,6 +126,11 @@ def stage_of_checkpoint(name: str) -> str:
     return IMPORT if name == BASE else name
 
 
+def stage_of_start(name: str, own: StageConfig) -> str:
+    """Return the stage that makes the checkpoint from which the stage ``name`` with the table ``own`` starts."""
+    return stage_of_checkpoint(start_of(name, own))
+
+
 def stages_of_data(config: RunConfig, names: Iterable[str]) -> tuple[str, ...]:
     """Return the stages that make the rows of these names, which are datasets or stages."""
     return tuple(name if name in config.stages else prepare_stage_name(name) for name in names)
@@ -142,11 +138,9 @@ def stages_of_data(config: RunConfig, names: Iterable[str]) -> tuple[str, ...]:
 
 def from_the_start(length: str) -> Continuation:
     """Return the use of earlier work of a stage that keeps no optimizer states, and so always trains from its start."""
-    return Continuation(length=length, bound=_keeps_no_state)
-
-
-def _keeps_no_state(stage: Any) -> str:
-    return f"the kind {stage.kind!r} keeps no checkpoint to continue from"
+    return Continuation(
+        length=length, bound=lambda stage: f"the kind {stage.kind!r} keeps no checkpoint to continue from"
+    )
 
 
 def own_sections(name: str, *others: str, data: tuple[str, ...] = ()) -> Callable[[RunConfig], Sections]:

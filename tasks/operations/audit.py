@@ -23,7 +23,7 @@ from rlcore.tasks.promotion.champion import (
     number_of,
 )
 from rlcore.tasks.store.audit_log import AuditEntry, audit_path, chain_errors, read_entries
-from rlcore.tasks.store.scratch import scratch_folder
+from rlcore.tasks.store.locks import scratch_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.database import require_made
 from rlcore.tasks.tracking.registry import ModelVersion, champions, download_model

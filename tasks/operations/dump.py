@@ -16,8 +16,7 @@ from pathlib import Path
 from rlcore.errors import StorageError
 from rlcore.tasks.operations.postgres import dump_databases, services_folder
 from rlcore.tasks.store.audit_log import record_action
-from rlcore.tasks.store.locks import folder_lock, is_held
-from rlcore.tasks.store.scratch import scratch_folder
+from rlcore.tasks.store.locks import folder_lock, is_held, scratch_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.state import DUMPS, EMBEDDED, copy_database, gone_databases, has_database, newest_dump
 from rlcore.tasks.store.storage import file_sha256, sync, write_bytes

@@ -18,16 +18,14 @@ from pathlib import Path
 
 from rlcore.hardware.memory_plan import format_bytes
 from rlcore.tasks.keys.cache_keys import read_by
-from rlcore.tasks.keys.earlier_results import use_key
-from rlcore.tasks.keys.earlier_work import works
+from rlcore.tasks.keys.earlier_work import use_key, works
 from rlcore.tasks.run.leases import hold_lease, startup_lock
-from rlcore.tasks.run.stage_runs import noted_result
+from rlcore.tasks.run.stages import noted_result
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.artifacts import ArtifactStore
 from rlcore.tasks.store.audit_log import record_action
 from rlcore.tasks.store.cache import Record, StageCache
-from rlcore.tasks.store.locks import file_lock, is_held
-from rlcore.tasks.store.scratch import scratch_folder
+from rlcore.tasks.store.locks import file_lock, is_held, scratch_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.shared import open_shared_store
 from rlcore.tasks.tracking.database import database_of

@@ -25,7 +25,7 @@ from rlcore.tasks.operations.server_access import (
 from rlcore.tasks.store.passwords import passwords
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.database import rewrite_artifact_paths
-from rlcore.tasks.tracking.views import results_page
+from rlcore.tasks.tracking.runs import results_page
 
 _QUIET = {"MLFLOW_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}  # what they warn of is not the user's
 _PATIENCE = 5.0  # seconds between terminating a server and killing it

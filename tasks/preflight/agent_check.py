@@ -20,10 +20,8 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.base import MODEL, prepare_stage_name
 from rlcore.tasks.steps.rewards import open_reward_models, reward_resources
 from rlcore.tasks.steps.rollout_engine import longest, open_engine
-from rlcore.tasks.steps.rows import read_prompts
-from rlcore.tasks.steps.runtime import open_runtime
-from rlcore.tasks.steps.tokens import tokenize_prompts
-from rlcore.tasks.steps.workload import Workload
+from rlcore.tasks.steps.rows import read_prompts, tokenize_prompts
+from rlcore.tasks.steps.runtime import Workload, open_runtime
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 

@@ -35,7 +35,7 @@ from rlcore.errors import ConfigError, DataError
 from rlcore.rewards.base import VERIFIERS
 from rlcore.tasks.presets.data import DatasetConfig, too_few_held_out
 from rlcore.tasks.presets.graph import NO_GRADERS, Graders
-from rlcore.tasks.steps.data import Use, prepare_dataset
+from rlcore.tasks.steps.data import prepare_dataset
 from rlcore.tasks.steps.data_source import contract_errors, ignored_path
 from rlcore.tasks.steps.references import unusable
 from rlcore.tasks.store.settings import Home
@@ -131,8 +131,8 @@ def check_data(
         (folder / old).unlink(missing_ok=True)
     unbounded = replace(config, max_tokens=ANY_LENGTH)
     try:
-        use = Use(graders=graders or NO_GRADERS)
-        report = prepare_dataset(config.kind, unbounded, seed=seed, tokens=NO_TOKENIZER, folder=folder, use=use)
+        known = graders or NO_GRADERS
+        report = prepare_dataset(unbounded, seed=seed, tokens=NO_TOKENIZER, folder=folder, graders=known)
         if graders is not None and (error := too_few_held_out(config, report.num_eval)):
             raise DataError(error, where=f"data.{name}.num_eval")
     except DataError as error:

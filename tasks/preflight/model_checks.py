@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from rlcore.config.data import FILE_SOURCES
 from rlcore.errors import ConfigError, ModelError, RlcoreError
 from rlcore.extras import install_command
 from rlcore.hardware.memory_plan import ModelSize
-from rlcore.models.source_files import find_package_file
+from rlcore.models.files import find_package_file
 from rlcore.sampling.vllm.process import ADAPTER_RANKS
 from rlcore.strict_config import build
 from rlcore.tasks.keys.machine import known_machine
@@ -30,10 +31,9 @@ from rlcore.tasks.presets.run import RunConfig, collect_error
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import installations, package_digest
-from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.remembered import remembered
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.storage import file_sha256
+from rlcore.tasks.store.storage import file_sha256, flatten
 
 if TYPE_CHECKING:
     from rlcore.text.tokenization import ChatTokenizer
@@ -161,20 +161,21 @@ class ModelFiles:
     digest: str = ""
 
     def tokenizer(self) -> ChatTokenizer:
-        """Load the tokenizer.
+        """Load the tokenizer, or raise a ModelError that says why there is none."""
+        return _tokenizer(self)
 
-        Raises:
-            ModelError: there is none, or it is unsuitable.
-        """
-        from rlcore.models.preview import preview_tokenizer  # brings transformers
-        from rlcore.text.tokenization import ChatTokenizer
 
-        named = json.loads(self.source)
-        if "folder" in named:
-            return ChatTokenizer.load(named["folder"])
-        found = preview_tokenizer(build(ModelConfig, named["model"]))
-        assert found is not None  # as its facts say
-        return found
+@lru_cache(maxsize=4)  # to read a GGUF file takes seconds
+def _tokenizer(files: ModelFiles) -> ChatTokenizer:
+    from rlcore.models.preview import preview_tokenizer  # brings transformers
+    from rlcore.text.tokenization import ChatTokenizer
+
+    named = json.loads(files.source)
+    if "folder" in named:
+        return ChatTokenizer.load(named["folder"])
+    found = preview_tokenizer(build(ModelConfig, named["model"]))
+    assert found is not None  # as its facts say
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +261,7 @@ def _facts(source: str, digest: str, code: str) -> dict[str, Any]:
         found["positions"] = max_positions(config)
         found["size"] = to_dict(replace(size, adaptable=tuple(sorted(size.adaptable))))  # type: ignore[arg-type]  # JSON
         if model is None or model.source != "scratch":
-            tokenizer = ModelFiles(source=source).tokenizer()
+            tokenizer = ModelFiles(source=source, digest=digest).tokenizer()
             found |= {"prefill": tokenizer.prefill, "has_tokenizer": True}
     except ModelError as error:
         found["error"] = {"what": error.what, "where": error.where, "fix": error.fix}

@@ -50,9 +50,9 @@ from rlcore.tasks.presets.run import RunConfig, collect_error
 from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import Record, StageCache
-from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.remembered import remembering
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.storage import flatten
 
 
 def preflight(

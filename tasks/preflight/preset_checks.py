@@ -52,8 +52,8 @@ from rlcore.tasks.steps.data_source import (
 )
 from rlcore.tasks.steps.external import agent_errors, environment_errors
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.prices import kind_of_machine, prices_path, read_prices
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.toml_files import kind_of_machine, prices_path, read_prices
 from rlcore.tasks.tracking.registry import read_version
 
 _SANDBOX = "as root: apt-get install bubblewrap (Fedora: dnf install bubblewrap)"
@@ -141,7 +141,7 @@ def data_errors(config: RunConfig, name: str) -> list[str]:
     """Return the errors of a dataset: adapter, options, files that are not there."""
     data, path = config.data[name], f"data.{name}"
     errors = collect_error(f"{path}.adapter", lambda: resolve_adapter(data))
-    errors = errors or collect_error(f"{path}.options", lambda: check_options(data.kind, data))
+    errors = errors or collect_error(f"{path}.options", lambda: check_options(data))
     if errors:
         return errors
     adapter = resolve_adapter(data)

@@ -73,7 +73,7 @@ def tried(
         note = f"{key}.{which}: not checked: the run fetches these rows, the hub's cache on this machine has none"
         return [], [note], False
     try:
-        stream, contract = open_stream(data.kind, data, seed=0, source=source if is_hub else None)
+        stream, contract = open_stream(data, seed=0, source=source if is_hub else None)
         trial = _trial(stream, contract, data, tokens, graders=graders)
     except (ContractError, RlcoreError) as error:
         setting = "adapter" if error.what.startswith("the adapter") else which

@@ -177,11 +177,8 @@ def resolve_paths(
 
 
 def _resolved(path: str, folder: Path) -> str:
-    return path if not path or _is_elsewhere(path) else _from_here(folder / _expanded(path))
-
-
-def _is_elsewhere(path: str) -> bool:
-    return path.startswith(HUB) or "://" in path
+    is_elsewhere = path.startswith(HUB) or "://" in path
+    return path if not path or is_elsewhere else _from_here(folder / _expanded(path))
 
 
 def _expanded(path: str) -> Path:

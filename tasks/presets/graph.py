@@ -333,9 +333,9 @@ def required_by(config: RunConfig, targets: Collection[str]) -> tuple[tuple[str,
     names = {target.removeprefix("evaluate_").removeprefix("prepare_") for target in targets}
     if not names <= {*config.stages, *config.data, *checkpoints(config), "import_sft"}:
         return tuple(config.stages), tuple(config.data)
-    own = {each for name in names & config.stages.keys() for each in (name, *ancestors(config, name))}
-    sampled = {config.data[name].policy for name in names & config.data.keys()} & config.stages.keys()
-    own |= {each for name in sampled for each in (name, *ancestors(config, name))}
+    sampled = {config.data[name].policy for name in names & config.data.keys()}
+    asked = (names | sampled) & config.stages.keys()
+    own = {each for name in asked for each in (name, *ancestors(config, name))}
     is_evaluated = any(target.startswith("evaluate_") for target in targets) or own & rl_stages(config).keys()
     graders = config.evaluation.reward_models if is_evaluated else ()
     own |= {each for name in graders for each in (name, *ancestors(config, name))}

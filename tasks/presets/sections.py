@@ -36,7 +36,7 @@ from rlcore.tasks.presets.graph import (
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.settings import EvaluationConfig
 from rlcore.tasks.store.code_hash import Chosen
-from rlcore.tasks.store.nested import flatten
+from rlcore.tasks.store.storage import flatten
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,15 @@ class Sections:
     def files(self) -> dict[str, str]:
         """Return the files that the sections name, by their keys: a cache key covers their names alone."""
         return {key: path for name, section in self.declared.items() for key, path in _files(name, section)}
+
+
+def sampling_parts(config: Sections) -> tuple[EpisodeConfig | None, AgentConfig | None, EngineConfig | None]:
+    """Return episodes, agent and engine of sections: those of a stage that samples, else those of an evaluation."""
+    stage, names = config.declared.get("stage"), ("episodes", "agent", "engine")
+    if stage and (sampling := sampling_of(stage)):
+        return sampling.episodes, sampling.agent, sampling.engine
+    episodes, agent, engine = (config.declared.get(name) for name in names)
+    return episodes, agent, engine
 
 
 def sections_of(config: RunConfig, names: Iterable[str]) -> Sections:
@@ -141,15 +150,12 @@ def chosen_by(config: Sections, *, graders: Graders = _MATH) -> Chosen:
     ``graders``: those of a dataset, which try its reference answers.
     """
     stage, evaluation = config.declared.get("stage"), config.declared.get("evaluation")
-    sampling = sampling_of(stage) if stage else None
     terms: list[RewardTerm] = list(terms_of(stage).values()) if stage else []
     terms += [each.term for each in evaluation.verifiers] if evaluation else []
     kinds = {"function" if ":" in term.kind else term.kind for term in terms}
     kinds |= {"reward_model"} if stage and reward_models_of(stage) else set()
-    episodes: EpisodeConfig = sampling.episodes if sampling else config.declared.get("episodes", EpisodeConfig())
-    agent: AgentConfig | None = sampling.agent if sampling else config.declared.get("agent")
-    engine: EngineConfig | None = sampling.engine if sampling else config.declared.get("engine")
-    placement = config.declared.get("distributed")
+    episodes, agent, engine = sampling_parts(config)
+    episodes, placement = episodes or EpisodeConfig(), config.declared.get("distributed")
     data = () if stage else _datasets(config)
     screens = {"none", *("tests" for each in data if each.contract == "code_tasks")}
     if data and graders.compare:

@@ -73,7 +73,8 @@ def run_promote(
         )
     require_tasks(answers["challenger"], settings)
     wins = read_json(context.inputs[WINS] / "win_rate.json") if WINS in context.inputs else None
-    limits = limits_of(answers["challenger"], _history(context.inputs[challenger]), settings)
+    path = context.inputs[challenger] / "history.json"
+    limits = limits_of(answers["challenger"], read_json(path) if path.is_file() else [], settings)
     rule = PromotionRule(alpha=settings.alpha, min_gain=settings.min_gain)
     if ref.sha256 == champion_sha256:
         decision = PromotionDecision(
@@ -131,12 +132,6 @@ def _look(context: StageContext, data: Iterable[str], *, pair: str) -> int:
     home, name = find_home(), model_name(context.config.name, context.config.promotion)
     asked = prompt_set(*(context.inputs[prepare_stage_name(each)] / "eval.parquet" for each in data))[:_DIGITS]
     return count_look(home, open_tracker(home), name, data=asked, pair=pair)
-
-
-def _history(folder: Path) -> list[dict[str, float]]:
-    path = folder / "history.json"
-    history: list[dict[str, float]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    return history
 
 
 def _metrics(decision: PromotionDecision) -> dict[str, float]:

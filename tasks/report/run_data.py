@@ -17,7 +17,7 @@ import pandas as pd
 from rlcore.config import to_dict
 from rlcore.evaluation.paired_tests import PairedDifference, paired_difference
 from rlcore.metrics import find_metric
-from rlcore.models.seal import is_unchanged
+from rlcore.models.files import is_unchanged
 from rlcore.rewards.answers import final_part, last_marked_answer
 from rlcore.tasks.drawing.charts import Point, Series, line_chart
 from rlcore.tasks.drawing.levels import format_level

@@ -24,15 +24,15 @@ from rlcore.tasks.report import run_data as data
 from rlcore.tasks.report.rollout_traces import rollout_traces
 from rlcore.tasks.report.run_data import Origin
 from rlcore.tasks.run.prefect_bridge import current_flow_run, report_link, report_markdown
-from rlcore.tasks.run.stage_runs import PipelineRun
+from rlcore.tasks.run.stages import PipelineRun
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import code_version
 from rlcore.tasks.store.markdown import code
-from rlcore.tasks.store.prices import read_prices
 from rlcore.tasks.store.settings import Home, find_home
 from rlcore.tasks.store.storage import read_json
+from rlcore.tasks.store.toml_files import read_prices
+from rlcore.tasks.tracking.runs import results_links, save_results_view
 from rlcore.tasks.tracking.traces import log_traces
-from rlcore.tasks.tracking.views import results_links, save_results_view
 
 FILE = "report.html"
 DESCRIPTION = "mlflow.note.content"  # the tag that MLflow's interface shows as a run's description

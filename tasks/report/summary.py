@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from rlcore.models.seal import is_unchanged
-from rlcore.tasks.keys.earlier_results import own_work
+from rlcore.models.files import is_unchanged
+from rlcore.tasks.keys.earlier_work import own_work
 from rlcore.tasks.keys.plan import PlanRow
 from rlcore.tasks.run.pages import page_folder
 from rlcore.tasks.steps.base import MODEL

@@ -30,10 +30,9 @@ from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.settings import BudgetConfig
 from rlcore.tasks.run.prefect_bridge import report_progress, run_as_task
-from rlcore.tasks.store.logs import BudgetReachedError
-from rlcore.tasks.store.prices import read_prices
-from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.settings import BudgetReachedError, Home
 from rlcore.tasks.store.storage import read_column, read_json, write_json
+from rlcore.tasks.store.toml_files import read_prices
 
 R = TypeVar("R")
 WRITE_SECONDS = 5.0  # between two writes of an attempt's file

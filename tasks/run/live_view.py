@@ -10,7 +10,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TextIO
@@ -26,9 +26,8 @@ from rlcore.progress import Progress
 logger = logging.getLogger(__name__)
 
 PLAIN_SECONDS = 30.0  # between two lines without a terminal
-_BLOCKS = "▁▂▃▄▅▆▇█"
-_SPARKS = 24  # characters of a sparkline
-_BAR = 24
+REDRAWS = 4.0  # of a terminal, per second
+_BAR = 24  # characters
 _SHARES = {"completion/truncated": "truncated", "reward/term/format": "formatted"}  # shown beside the reward
 
 
@@ -63,95 +62,59 @@ class RunState(logging.Handler):
         super().__init__(logging.DEBUG)
         self._stage, self._phase, self._began = "", "starting", time.monotonic()
         self._loop: Timed | None = None
-        self._rewards: list[float] = []
         self._parts: dict[str, Timed] = {}
+        self.told = time.monotonic()  # when a line was last logged
 
     def emit(self, record: logging.LogRecord) -> None:
         each: Progress = record.__dict__["progress"]
         if each.scope == "part":
             self._parts = {**self._parts, each.label: _continued(self._parts.get(each.label), each)}
-        elif each.scope == "loop":
-            self._loop, self._phase, self._parts = _continued(self._loop, each), "", {}
-            self._began = time.monotonic()
-            if each.done <= 1:
-                self._rewards = []
-            if "reward/mean" in each.metrics:
-                self._rewards.append(each.metrics["reward/mean"])
-        else:
-            self._phase, self._parts, self._began = each.label, {}, time.monotonic()
-            if each.scope == "stage":
-                self._stage, self._phase, self._loop = each.label, "", None
+            return
+        self._phase = each.label if each.scope == "phase" else ""
+        self._parts, self._began = {}, time.monotonic()
+        if each.scope == "loop":
+            self._loop = _continued(self._loop, each)
+        elif each.scope == "stage":
+            self._stage, self._loop = each.label, None
+        if each.scope == "stage" or (each.scope == "loop" and each.metrics):  # which are logged
+            self.told = time.monotonic()
 
     def rows(self) -> list[list[Text | str]]:
         """Return the cells of each line: the loop, then the running parts or the phase."""
-        running = [each for each in self._parts.values() if each.progress.done < each.progress.total]
         label = " ".join(filter(None, (self._stage, self._phase))) or "between stages"
         waiting: list[list[Text | str]] = [[Text(label, style="bold"), duration(time.monotonic() - self._began)]]
-        lines = [_cells(label, each, each.progress.label) for each in running] or waiting
-        return [self._loop_cells(), *lines] if self._is_looping else lines
+        lines = [_cells(label, each, each.progress.label) for each in self._running()] or waiting
+        if not (loop := self._current_loop()):
+            return lines
+        metrics = loop.progress.metrics
+        facts = [f"reward {metrics['reward/mean']:.3f}"] if "reward/mean" in metrics else []
+        facts += [f"{words} {metrics[name]:.0%}" for name, words in _SHARES.items() if name in metrics]
+        return [[*_cells(loop.progress.label, loop, ""), *facts], *lines]
 
     def line(self) -> str:
         """Return the newest progress as one line: of the part that runs, else the time since the phase began."""
-        running = [each for each in self._parts.values() if each.progress.done < each.progress.total]
         now = [f"{duration(time.monotonic() - self._began)} so far"]
-        if running:
+        if running := self._running():
             now = [_counted(running[-1].progress), f"{fraction_of(running[-1].progress):.0%}", *running[-1].speed()]
-        loop = _counted(self._loop.progress) if self._loop and self._is_looping else ""
-        return ": ".join(filter(None, (loop or self._stage, self._phase, ", ".join(now))))
+        loop = self._current_loop()
+        return ": ".join(filter(None, (_counted(loop.progress) if loop else self._stage, self._phase, ", ".join(now))))
 
     @property
     def is_idle(self) -> bool:
         """True between two stages."""
         return not (self._stage or self._phase)
 
-    @property
-    def _is_looping(self) -> bool:
-        return self._loop is not None and self._loop.progress.done < self._loop.progress.total
+    def _running(self) -> list[Timed]:
+        return [each for each in self._parts.values() if each.progress.done < each.progress.total]
 
-    def _loop_cells(self) -> list[Text | str]:
-        assert self._loop is not None
-        now, metrics = self._loop.progress, self._loop.progress.metrics
-        cells = _cells(now.label, self._loop, "")
-        if "reward/mean" in metrics:
-            cells[3:3] = [Text(sparkline(self._rewards), style="cyan"), f"reward {metrics['reward/mean']:.3f}"]
-        return cells + [f"{words} {metrics[name]:.0%}" for name, words in _SHARES.items() if name in metrics]
+    def _current_loop(self) -> Timed | None:
+        return self._loop if self._loop and self._loop.progress.done < self._loop.progress.total else None
 
     def __rich__(self) -> Table:
         table = Table.grid()
         for row in self.rows():
             table.add_row(Text("  ").join(each if isinstance(each, Text) else Text(each) for each in row))
         return table
-
-
-class PlainLines(RunState):
-    """View without a terminal: a line after ``PLAIN_SECONDS`` without one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._logged, self._ended = time.monotonic(), threading.Event()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        super().emit(record)
-        each: Progress = record.__dict__["progress"]
-        if each.scope == "stage" or (each.scope == "loop" and each.metrics):  # which are logged
-            self._logged = time.monotonic()
-
-    @contextmanager
-    def logged(self) -> Iterator[None]:
-        thread = threading.Thread(target=self._log_lines, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            self._ended.set()
-            thread.join()
-
-    def _log_lines(self) -> None:
-        while not self._ended.wait(max(self._logged + PLAIN_SECONDS - time.monotonic(), 0.0)):
-            if time.monotonic() >= self._logged + PLAIN_SECONDS:
-                self._logged = time.monotonic()
-                if not self.is_idle:
-                    logger.info("%s", self.line())
 
 
 def _continued(known: Timed | None, each: Progress) -> Timed:
@@ -167,21 +130,20 @@ def _counted(each: Progress) -> str:
 
 def _cells(label: str, timed: Timed, unit: str) -> list[Text | str]:
     now = timed.progress
-    counted = f"{now.done}/{now.total} {unit}".rstrip()
-    return [Text(label, style="bold"), bar(fraction_of(now), 1), counted, *timed.speed()]
+    bar = "━" * round(_BAR * fraction_of(now))
+    return [Text(label, style="bold"), f"{bar:─<{_BAR}}", f"{now.done}/{now.total} {unit}".rstrip(), *timed.speed()]
 
 
 @contextmanager
 def live_view() -> Iterator[None]:
     """Show the view on standard error while the block runs. On a terminal other lines appear above it."""
-    source, plain = progress.logger, PlainLines()
+    source, view = progress.logger, RunState()
     level, passes_on = source.level, source.propagate
-    view = RunState() if sys.stderr.isatty() else plain
     source.addHandler(view)
     source.setLevel(logging.DEBUG)
     source.propagate = False  # other handlers would log each record
     try:
-        with plain.logged() if view is plain else _redrawn(view):
+        with _redrawn(view) if sys.stderr.isatty() else _plain(view):
             yield
     finally:
         source.removeHandler(view)
@@ -190,9 +152,30 @@ def live_view() -> Iterator[None]:
 
 
 @contextmanager
+def _plain(view: RunState) -> Iterator[None]:
+    """Log a line after ``PLAIN_SECONDS`` without one."""
+    ended = threading.Event()
+
+    def log_lines() -> None:
+        while not ended.wait(max(view.told + PLAIN_SECONDS - time.monotonic(), 0.0)):
+            if time.monotonic() >= view.told + PLAIN_SECONDS:
+                view.told = time.monotonic()
+                if not view.is_idle:
+                    logger.info("%s", view.line())
+
+    thread = threading.Thread(target=log_lines, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@contextmanager
 def _redrawn(view: RunState) -> Iterator[None]:
     terminal = sys.stderr
-    with Live(view, console=Console(stderr=True), transient=True, refresh_per_second=4):
+    with Live(view, console=Console(stderr=True), transient=True, refresh_per_second=REDRAWS):
         # Existing handlers hold the terminal itself; their output must go through the view.
         moved = _move_handlers(terminal, sys.stderr)
         try:
@@ -216,24 +199,6 @@ def _point(handler: logging.StreamHandler[TextIO], stream: TextIO) -> None:
     console = getattr(handler, "console", None)  # Prefect's handler writes through one
     if isinstance(console, Console):
         console.file = stream
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """Return a sparkline of the last values in eight heights, scaled from their minimum to their maximum.
-
-    ``sparkline([0, 1, 2])`` is ``▁▅█``: half of 7 is 3.5, rounded to the even 4.
-    """
-    last = list(values)[-_SPARKS:]
-    if not last:
-        return ""
-    low, span = min(last), max(last) - min(last)
-    return "".join(_BLOCKS[round((value - low) / span * 7)] if span else _BLOCKS[0] for value in last)
-
-
-def bar(done: float, total: float) -> str:
-    """Return a bar of fixed width."""
-    full = round(_BAR * done / max(total, 1))
-    return "━" * full + "─" * (_BAR - full)
 
 
 def duration(seconds: float) -> str:

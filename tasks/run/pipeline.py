@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Protocol
 
 from rlcore.config import to_dict
 from rlcore.metrics import is_machine_dependent
@@ -20,24 +19,24 @@ from rlcore.tasks.run.interrupts import own_signals
 from rlcore.tasks.run.leases import LEASE_TAG, hold_lease, startup_lock
 from rlcore.tasks.run.pages import is_drawn, page_folder, show_pages
 from rlcore.tasks.run.prefect_bridge import FlowRun, current_flow_run, report_link, task
-from rlcore.tasks.run.retrain import note_past
-from rlcore.tasks.run.stage_runs import PipelineRun
-from rlcore.tasks.run.stages import result_of, run_stage
+from rlcore.tasks.run.retrain import recipe_of
+from rlcore.tasks.run.stages import PipelineRun, result_of, run_stage
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import Record, StageCache, describe_machine
 from rlcore.tasks.store.code_hash import code_version
-from rlcore.tasks.store.locks import file_lock
-from rlcore.tasks.store.scratch import scratch_folder
+from rlcore.tasks.store.locks import file_lock, scratch_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.shared import open_shared_store
-from rlcore.tasks.tracking.lineage import read_records
+from rlcore.tasks.tracking.lineage import note_past, read_records
 from rlcore.tasks.tracking.mlflow_model import PAST, Package, files_below
 from rlcore.tasks.tracking.model_card import refresh_cards, write_card
 from rlcore.tasks.tracking.registry import find_by_sha256, register_model
 from rlcore.tasks.tracking.runs import RunTracker, Tracker, open_tracker
 
 logger = logging.getLogger(__name__)
+Report = Callable[..., object]
+"""Report of a finished run: takes the run, the preset, the artifacts, and ``started`` in the format of records."""
 
 
 @contextmanager
@@ -54,21 +53,16 @@ def open_pipeline(
     runs: list[RunTracker] = []
     with ExitStack() as stack:
         with startup_lock(home):
+            is_over = partial(_is_over, tracker, experiment, runs)
             lease = stack.enter_context(
-                hold_lease(
-                    home,
-                    experiment=experiment,
-                    flow_run_id=flow_run_id,
-                    attempt=attempt,
-                    is_over=lambda name: _is_over(tracker, experiment, name, runs),
-                )
+                hold_lease(home, experiment=experiment, flow_run_id=flow_run_id, attempt=attempt, is_over=is_over)
             )
             runs.append(open_pipeline_run(tracker, experiment, config, targets, lease=lease, flow_run=flow_run))
         stack.enter_context(own_signals())
         yield stack.enter_context(runs[0])
 
 
-def _is_over(tracker: Tracker, experiment: str, lease: str, runs: Sequence[RunTracker]) -> bool:
+def _is_over(tracker: Tracker, experiment: str, runs: Sequence[RunTracker], lease: str) -> bool:
     if not all(run.is_over for run in runs):
         return False
     try:
@@ -128,14 +122,6 @@ def open_pipeline_run(
 
 def _digest(config: RunConfig, targets: Collection[str]) -> str:
     return key_of({"config": to_dict(unlimited(config)), "targets": sorted(targets)})[:16]
-
-
-class Report(Protocol):
-    """Report of a finished run; ``started`` is in the time format of stage records."""
-
-    def __call__(
-        self, run: PipelineRun, config: RunConfig, refs: Mapping[str, ArtifactRef], *, started: str
-    ) -> object: ...
 
 
 def run_pipeline(
@@ -253,8 +239,9 @@ def register(
     folder = run.store.path(ref)
     # Seconds of a killed attempt are in the run's curves already; they are no facts of a model.
     metrics = {metric: value for metric, value in record.metrics.items() if not is_machine_dependent(metric)}
+    recipe = recipe_of(run.home, record.ingredients)
     with scratch_folder(run.home.work) as temporary:
-        tags |= {PAST: note_past(run.home, records, record, temporary / PAST)}
+        tags |= {PAST: note_past(run.home, records, record, temporary / PAST, recipe=recipe)}
         beside = {MANIFEST: folder / MANIFEST} | files_below(temporary)
         package = Package(checkpoint=folder / MODEL, card=card, facts=tags, beside=beside)
         version = register_model(made_by, package, name=name, tags=tags, metrics=metrics)

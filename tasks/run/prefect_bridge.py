@@ -24,8 +24,7 @@ from rlcore.progress import Progress, show
 from rlcore.tasks.run.interrupts import interruptible, is_interrupted, start_prefect_server
 from rlcore.tasks.run.leases import end_orphaned_servers, mark_launcher
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.logs import leave_errors_to_command
-from rlcore.tasks.store.settings import engine_name, find_home
+from rlcore.tasks.store.settings import engine_name, find_home, leave_errors_to_command
 
 if TYPE_CHECKING:
     from prefect import Flow, Task
@@ -134,12 +133,19 @@ def report_progress(label: str, done: int, total: int, metrics: Mapping[str, flo
     show(Progress(scope="loop", label=label, done=done, total=total, metrics=metrics or {}))
     if not _in_flow_run():
         return
+    from prefect import artifacts
+
     percent = 100.0 * done / max(total, 1)
     owner = (cast(FlowRun, current_flow_run()).flow_run_id, label)
     known = _shown.get(owner)
     if known is None or done >= total or time.monotonic() - known[1] >= _PROGRESS_SECONDS:
         with _as_far_as_the_server_answers():
-            _shown[owner] = (_show_progress(label, percent, known[0] if known else None), time.monotonic())
+            shown_as = known[0] if known else None
+            if shown_as is None:
+                shown_as = cast(UUID, artifacts.create_progress_artifact(percent, key=_key(label), description=label))
+            else:
+                artifacts.update_progress_artifact(shown_as, percent)
+            _shown[owner] = (shown_as, time.monotonic())
     if done >= total:
         _shown.pop(owner, None)
 
@@ -155,15 +161,6 @@ def stage_logger(logger: logging.Logger, stage: str) -> Callable[[str], None]:
         here.copy().run(logger.info, "%s: %s", stage, text)  # a copy: two threads cannot share a context
 
     return say
-
-
-def _show_progress(label: str, percent: float, known: UUID | None) -> UUID:
-    from prefect.artifacts import create_progress_artifact, update_progress_artifact
-
-    if known is None:
-        return cast(UUID, create_progress_artifact(percent, key=_key(label), description=label))
-    update_progress_artifact(known, percent)
-    return known
 
 
 def report_markdown(label: str, text: str) -> None:

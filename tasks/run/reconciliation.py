@@ -46,6 +46,12 @@ _ID = "PREFECT__FLOW_RUN_ID"  # in the environment of a run's process and its ch
 _ENGINES = ("prefect.engine", "prefect.runner._workspace_supervisor")  # command that a worker starts
 
 Correction = Literal["", "resumes", "has crashed", "runs", "is cancelled"]
+_STATES: Mapping[Correction, tuple[str, str | None]] = {  # constructors of Prefect's states, and messages
+    "runs": ("Running", "Its process lives."),
+    "is cancelled": ("Cancelled", None),
+    "has crashed": ("Crashed", "Its process died."),
+    "resumes": ("AwaitingRetry", "Its process died; it resumes from the cache and its newest checkpoint."),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,13 +213,9 @@ def _record(run: FlowRun, worker: str, started: datetime) -> Record:
 def _state(correction: Correction) -> State[Any]:
     from prefect import states
 
-    if correction == "runs":
-        return states.Running(message="Its process lives.")
-    if correction == "is cancelled":
-        return states.Cancelled()
-    if correction == "has crashed":
-        return states.Crashed(message="Its process died.")
-    return states.AwaitingRetry(message="Its process died; it resumes from the cache and its newest checkpoint.")
+    name, message = _STATES[correction]
+    made: State[Any] = getattr(states, name)(message=message)
+    return made
 
 
 def each_run(runs: Iterable[FlowRun], handle: Callable[[FlowRun], Iterable[str]]) -> Iterator[str]:
@@ -259,16 +261,8 @@ def tell_run(
     """Put a message about a run into the outbox; return it as a line of the log."""
     deployment = client.read_deployment(run.deployment_id).name if run.deployment_id else "no deployment"
     about = f"{run.name} ({deployment})"
-    put(
-        home,
-        key=str(key),
-        event=event,
-        about=about,
-        text=text,
-        run=run.name,
-        url=run_page(run.id),
-        time=time.isoformat(),
-    )
+    url, moment = run_page(run.id), time.isoformat()
+    put(home, key=str(key), event=event, about=about, text=text, run=run.name, url=url, time=moment)
     return f"flow run {about}: {event} {shown(text)}"
 
 

@@ -28,11 +28,11 @@ from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import Record, StageCache, describe_machine
 from rlcore.tasks.store.code_hash import code_version
-from rlcore.tasks.store.scratch import announced
+from rlcore.tasks.store.locks import announced
 from rlcore.tasks.store.settings import Home, configure_environment
 from rlcore.tasks.store.storage import read_json
-from rlcore.tasks.tracking.lineage import Origins, is_import, read_records, record_of
-from rlcore.tasks.tracking.registry import ModelVersion, read_version
+from rlcore.tasks.tracking.lineage import Origins, find_record, is_import
+from rlcore.tasks.tracking.registry import ModelVersion
 
 _CARD = "model_card.json"  # record of an imported model
 _NAMED = ("data", "stages")  # sections of which a stage selects a part
@@ -67,17 +67,13 @@ def find_origin(home: Home, model: str) -> Origin:
     Raises:
         ModelError: no such version, or this state directory lacks a record of how it was made.
     """
-    tags = read_version(home, model)
+    tags, records, record = find_record(home, model)
     version = ModelVersion(
         name=tags["name"],
         version=int(tags["version"]),
         model_id=tags.get("model_id", ""),
         sha256=tags.get("sha256", ""),
     )
-    records = read_records(home)
-    record = record_of(tags, records)
-    if record is None:
-        raise _unknown(home, f"version {version.version} of {version.name}")
     chain: dict[str, Record] = {}
     _collect(home, Origins(records), record, chain)
     return Origin(version=version, tags=tags, chain=tuple(chain.values()))
@@ -204,7 +200,11 @@ def _collect(home: Home, origins: Origins, record: Record, chain: dict[str, Reco
             continue
         made = origins.made(record, stage, sha256)
         if made is None:
-            raise _unknown(home, f"{stage} {sha256[:12]}")
+            raise ModelError(
+                f"this state directory has no record of how {stage} {sha256[:12]} was made",
+                where=str(home.cache),
+                fix="set RLCORE_HOME to the state directory that trained it",
+            )
         _collect(home, origins, made, chain)
     chain[_name(record)] = record
 
@@ -238,11 +238,3 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _without_none(item) for name, item in value.items() if item is not None}
     return [_without_none(item) for item in value] if isinstance(value, list) else value
-
-
-def _unknown(home: Home, what: str) -> ModelError:
-    return ModelError(
-        f"this state directory has no record of how {what} was made",
-        where=str(home.cache),
-        fix="set RLCORE_HOME to the state directory that trained it",
-    )

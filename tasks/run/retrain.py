@@ -9,34 +9,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from rlcore.data_contracts.text import prompt_hash
 from rlcore.errors import DataError, RlcoreError, StorageError
 from rlcore.tasks.keys.cache_keys import key_of, without_outcome
 from rlcore.tasks.run.pages import page_folder
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.cache import KeyInputs, Record
-from rlcore.tasks.store.scratch import scratch_folder
+from rlcore.tasks.store.cache import KeyInputs
+from rlcore.tasks.store.locks import scratch_folder
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.storage import read_column, read_json, write_json, write_table
-from rlcore.tasks.tracking.lineage import Ancestor, ancestry, find_lineage, nodes, read_records, record_of
-from rlcore.tasks.tracking.mlflow_model import PAST
-from rlcore.tasks.tracking.past import (
-    PROMPTS,
-    REPORT,
-    SEEN_DIGITS,
+from rlcore.tasks.store.storage import read_json
+from rlcore.tasks.tracking.lineage import (
     ChampionLineage,
     add_past,
+    find_record,
+    note_past,
     read_past,
-    write_past,
 )
+from rlcore.tasks.tracking.mlflow_model import PAST
 from rlcore.tasks.tracking.registry import ModelVersion
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 logger = logging.getLogger(__name__)
 Result = Literal["unchanged", "judged"]
@@ -77,56 +69,19 @@ def lineage_of(home: Home, champion: ModelVersion) -> ChampionLineage:
 
 
 def _write_past_again(home: Home, tracker: Tracker, champion: ModelVersion) -> None:
-    tags, _ = find_lineage(home, f"{champion.name}/{champion.version}")
-    records = read_records(home)
-    record = record_of(tags, records)
-    assert record is not None  # its lineage was just found
+    tags, records, record = find_record(home, f"{champion.name}/{champion.version}")
     with scratch_folder(home.work) as temporary:
         folder = temporary / PAST
-        digest = note_past(home, records, record, folder)
+        digest = note_past(home, records, record, folder, recipe=recipe_of(home, record.ingredients))
         kept = read_json(folder / "past.json")["datasets"]
         if gone := sorted(_named(tags.get("data", "")).items() - kept.items()):
             raise DataError(f"its data are gone: {', '.join(f'{name} {sha}' for name, sha in gone)}")
         add_past(tracker, champion, folder, digest)
 
 
-def note_past(home: Home, records: tuple[Record, ...], record: Record, folder: Path) -> str:
-    """Write the known inputs of a stage's result into ``folder``; return the record's digest."""
-    artifacts = nearest(ancestry(home, records, record))
-    kept, paired = dict[str, str](), list[str]()
-    for name, sha256 in sorted(artifacts.items()):
-        snapshot = home.artifacts / "dataset" / sha256
-        report = read_json(snapshot / REPORT) if (snapshot / REPORT).is_file() else {}
-        if "sketches" not in report:
-            continue
-        kept[name] = sha256
-        write_json({each: report[each] for each in ("digest", "sketches")}, folder / sha256 / REPORT)
-        if report.get("contract", "").startswith("preference_pairs/"):
-            paired.append(sha256)
-            write_table(_prompts_of(snapshot), folder / sha256 / PROMPTS)
-    recipe = recipe_of(home, record.ingredients)
-    return write_past(ChampionLineage(artifacts=artifacts, recipe=recipe, datasets=kept, paired=tuple(paired)), folder)
-
-
-def _prompts_of(snapshot: Path) -> pd.DataFrame:
-    import pandas as pd  # by a run that registers a model
-
-    columns = read_column(snapshot / "train.parquet", "messages")
-    found = {prompt_hash(messages)[:SEEN_DIGITS] for some in columns for messages in some}
-    return pd.DataFrame({"prompt": sorted(found)})
-
-
 def _named(text: str) -> dict[str, str]:
     """Parse the digests in ``prompts:ab,pairs:cd``, as a version's tags have them, by stage."""
     return dict(each.rsplit(":", 1) for each in text.split(",") if each)
-
-
-def nearest(root: Ancestor) -> dict[str, str]:
-    """Return the artifact of each stage that is the fewest steps above ``root``, by the stage's name."""
-    found: dict[str, str] = {}
-    for node in nodes(root):
-        found.setdefault(node.stage, node.sha256)
-    return found
 
 
 def recipe_of(home: Home, ingredients: KeyInputs) -> str:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlcore.errors import ConfigError, ServiceError, StorageError
-from rlcore.models.exporting import ExportDtype, export_checkpoint
+from rlcore.models.loading import ExportDtype, export_checkpoint
 from rlcore.models.saving import unfinished_prefix
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
-from rlcore.tasks.store.scratch import announced, scratch_folder
+from rlcore.tasks.store.locks import announced, scratch_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.lineage import read_records, record_of
 from rlcore.tasks.tracking.mlflow_model import CARD

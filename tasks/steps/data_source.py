@@ -81,7 +81,7 @@ def _makes_rows(adapter: str, code: str) -> bool:
     return convert.is_generator(adapter)
 
 
-def check_options(kind: Kind, config: DatasetConfig) -> None:
+def check_options(config: DatasetConfig) -> None:
     """Reject options that neither the adapter nor its fallback knows.
 
     Raises:
@@ -91,14 +91,14 @@ def check_options(kind: Kind, config: DatasetConfig) -> None:
     if POLICY in names:  # its options belong to the stage that samples
         return
     with contract_errors(ConfigError):
-        known = [_known_options(name, kind, adapter_code(name)) for name in names]
+        known = [_known_options(name, config.kind, adapter_code(name)) for name in names]
     allowed = set[str]().union(*(options for options, _ in known))
     takes_settings = any(settings for _, settings in known)
     unknown = [name for name in config.options if name not in allowed and not (takes_settings and "." in name)]
     if unknown:
         raise ConfigError(
             f"the adapter {' or '.join(map(repr, names))} has no option {unknown[0]!r}",
-            where=f"{kind}.options",
+            where=f"{config.kind}.options",
             fix=f"it has: {', '.join(sorted(allowed)) or 'none'}",
         )
 

@@ -18,7 +18,7 @@ from rlcore.errors import ConfigError, DataError, StorageError
 from rlcore.rewards.other_interpreter import packages
 from rlcore.tasks.presets.graph import sampling_of, terms_of
 from rlcore.tasks.presets.run import RunConfig, collect_error
-from rlcore.tasks.presets.sections import Sections, section_of
+from rlcore.tasks.presets.sections import Sections, sampling_parts, section_of
 from rlcore.tasks.steps.algorithm_facts import uses_critic
 from rlcore.tasks.steps.data_source import by_name
 from rlcore.tasks.store.code_hash import source_digests
@@ -71,30 +71,17 @@ def _digest_of(python: str) -> str:
 
 
 def external_digest(config: Sections) -> Mapping[str, str]:
-    """Return digests of the external dependencies of a stage that samples and scores, by the file's name.
+    """Return digests of the external dependencies of a stage that samples, scores or evaluates, by the file's name.
 
     It covers custom rewards and verifiers with their custom imports, the files that they and judges read, the search
     corpus, and the environment or agent of the episodes.
     Raises:
         DataError: a file cannot be read.
     """
-    terms, sampling = [*terms_of(config.stage).values()], sampling_of(config.stage)
-    assert sampling is not None
-    terms += config.declared["evaluation"].terms if "evaluation" in config.declared else []
-    return _digests_of(terms, sampling.episodes, sampling.agent)
-
-
-def evaluation_digest(config: Sections) -> Mapping[str, str]:
-    """Return digests of the external dependencies of an evaluation, its verifiers and episodes, by the file's name.
-
-    Raises:
-        DataError: a file cannot be read.
-    """
-    return _digests_of(config.evaluation.terms, config.episodes, config.declared.get("agent"))
-
-
-def _digests_of(terms: Sequence[RewardTerm], episodes: EpisodeConfig, agent: AgentConfig | None) -> Mapping[str, str]:
-    return by_name([*terms_digests(terms), *episodes_digests(episodes), *agent_digests(agent)])
+    stage, evaluation = (config.declared.get(name) for name in ("stage", "evaluation"))
+    terms = [*(terms_of(stage).values() if stage else ()), *(evaluation.terms if evaluation else ())]
+    episodes, agent, _ = sampling_parts(config)
+    return by_name([*terms_digests(terms), *episodes_digests(episodes or EpisodeConfig()), *agent_digests(agent)])
 
 
 def agent_errors(agent: AgentConfig, path: str) -> Iterator[str]:

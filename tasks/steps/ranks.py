@@ -43,31 +43,32 @@ def open_supervised(
     if not placement.is_shared:
         yield here()
         return
-    with RANKS[placement.backend](placement, runtime, context.log) as ranks:
-        make_plan, make_group = PLANS[placement.backend], GROUPS[placement.backend]
-        plan = make_plan(start=checkpoint, config=context.config.stage.settings, seed=context.seed)
-        with closing(make_group(plan, placement, runtime, ranks)) as group:
-            yield group
+    with RANKS[placement.backend](context, checkpoint, runtime) as group:
+        yield group
+
+
+def _children(context: StageContext, checkpoint: Path, runtime: Runtime) -> AbstractContextManager[Any]:
+    return _group(context, checkpoint, runtime, child_ranks(context.config.distributed, runtime.device))
 
 
 @contextmanager
-def _children(placement: DistributedConfig, runtime: Runtime, log: Callable[[str], None]) -> Iterator[RankPool]:
-    yield child_ranks(placement, runtime.device)
-
-
-@contextmanager
-def _of_a_cluster(placement: DistributedConfig, runtime: Runtime, log: Callable[[str], None]) -> Iterator[RankPool]:
+def _of_a_cluster(context: StageContext, checkpoint: Path, runtime: Runtime) -> Iterator[Any]:
+    placement: DistributedConfig = context.config.distributed
     alone = replace(placement, ray=replace(placement.ray, num_rollout_workers=0, num_reward_workers=0))
-    with open_cluster(alone, gpus=runtime.device.type == "cuda", log=log) as cluster:
-        yield cluster_ranks(cluster, runtime.device)
+    with (
+        open_cluster(alone, gpus=runtime.device.type == "cuda", log=context.log) as cluster,
+        _group(context, checkpoint, runtime, cluster_ranks(cluster, runtime.device)) as group,
+    ):
+        yield group
 
 
-RANKS: Mapping[str, Callable[..., AbstractContextManager[RankPool]]] = choices(
+def _group(context: StageContext, checkpoint: Path, runtime: Runtime, ranks: RankPool) -> AbstractContextManager[Any]:
+    plan = SupervisedPlan(start=checkpoint, config=context.config.stage.settings, seed=context.seed)
+    return closing(DistributedSupervised(plan, context.config.distributed, runtime, ranks))
+
+
+RANKS: Mapping[str, Callable[..., AbstractContextManager[Any]]] = choices(
     "distributed.backend", {"processes": _children, "ray": _of_a_cluster}
-)
-PLANS = choices("distributed.backend", {"processes": SupervisedPlan, "ray": SupervisedPlan})
-GROUPS: Mapping[str, Callable[..., Any]] = choices(
-    "distributed.backend", {"processes": DistributedSupervised, "ray": DistributedSupervised}
 )
 
 

@@ -19,8 +19,8 @@ from rlcore.models.runtime import Runtime
 from rlcore.sampling.base import Sampler
 from rlcore.sampling.native import NativeSampler
 from rlcore.sandbox.pool import SandboxPool
+from rlcore.tasks.steps.runtime import Workload
 from rlcore.tasks.steps.vllm_engine import open_vllm_servers
-from rlcore.tasks.steps.workload import Workload
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 

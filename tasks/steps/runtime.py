@@ -1,14 +1,15 @@
-"""Device and precision of a stage."""
+"""Device and precision of a stage, and the workload of its engine."""
 
 from __future__ import annotations
 
 import contextlib
 import resource
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 
-from rlcore.config import HardwareConfig
+from rlcore.config import EngineConfig, HardwareConfig, LoraConfig
 from rlcore.hardware.machine import choose_device_and_dtype
 from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.models.runtime import Runtime
@@ -46,3 +47,30 @@ def peak_memory_gib(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """Workload of an engine in a stage.
+
+    ``max_tokens``: of the longest prompt and its completion. ``learns``: a learner shares the device, and
+    ``learns_meanwhile``, while the engine samples, or ``takes_turns`` with it. ``adapter``: the policy's LoRA on the
+    served checkpoint.
+    """
+
+    max_concurrent: int
+    max_tokens: int
+    learns: bool = False
+    learns_meanwhile: bool = False
+    takes_turns: bool = False
+    adapter: LoraConfig = field(default_factory=LoraConfig)
+
+
+def engine_dtype(config: EngineConfig, runtime: Runtime, adapter: LoraConfig) -> torch.dtype:
+    """Return the precision of the engine; ``adapter``: the policy's LoRA on the served checkpoint."""
+    if config.kind == "native":
+        return runtime.of_native_engine(adapter).compute_dtype
+    if config.dtype == "auto":
+        return runtime.compute_dtype
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype

@@ -7,20 +7,21 @@ bytes.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlcore.checks.canaries.masks import mask_canary
 from rlcore.checks.settings import check_context
-from rlcore.config import AnswersConfig
+from rlcore.config import AnswersConfig, SamplingConfig
 from rlcore.data_contracts.characters import has_visible
 from rlcore.environments.episodes import EpisodeSampler
 from rlcore.errors import ConfigError, RewardError
 from rlcore.models.architectures import positions_of
 from rlcore.models.integrity import verify_model
+from rlcore.models.runtime import Runtime
 from rlcore.rewards.base import check_error_rate, score_groups
 from rlcore.rewards.table import build_rewards
 from rlcore.sampling.base import Sampler, SamplingParams
@@ -30,10 +31,8 @@ from rlcore.tasks.steps.base import MODEL, StageContext
 from rlcore.tasks.steps.rewards import open_reward_models, reward_resources
 from rlcore.tasks.steps.rl_recorder import write_rollouts
 from rlcore.tasks.steps.rollout_engine import longest, open_engine, open_player, sampling_engine
-from rlcore.tasks.steps.rows import read_episodes
-from rlcore.tasks.steps.runtime import open_runtime
-from rlcore.tasks.steps.tokens import read_prompt_sets
-from rlcore.tasks.steps.workload import Workload
+from rlcore.tasks.steps.rows import read_episodes, read_prompt_sets
+from rlcore.tasks.steps.runtime import Workload, open_runtime
 from rlcore.tasks.store.storage import matches_digest, note_digest, read_json, write_json
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout, ScoredRollout
@@ -51,25 +50,22 @@ class SampledAnswers(NamedTuple):
 
 
 def answered_prompts(context: StageContext, policy: str) -> SampledAnswers:
-    """Return the chosen training prompts with the scored answers of the checkpoint of the stage ``policy``.
+    """Return training prompts, shuffled, with the scored answers of the checkpoint of the stage ``policy``.
+
+    The seed chooses ``num_prompts`` of them.
 
     Raises:
         RewardError: the grader fails too often.
     """
     folder = context.inputs[policy] / MODEL
     tokenizer = verify_model(context.inputs[policy], stage=policy, model=folder)
-    prompts = chosen_prompts(context, tokenizer)
+    stage = context.config.stage
+    every = read_prompt_sets(context, stage.data, "train", tokenizer)
+    order = shuffled(len(every), context.seed, stage.kind)[: stage.settings.num_prompts or None]
+    prompts = [every[place] for place in order]
     sample_chunks(context, prompts, tokenizer=tokenizer, folder=folder)
     candidates = read_candidates(chunk_paths(context, len(prompts)), prompts, tokenizer)
     return SampledAnswers(prompts, candidates, tokenizer)
-
-
-def chosen_prompts(context: StageContext, tokenizer: ChatTokenizer) -> list[Prompt]:
-    """Return the training prompts, or ``num_prompts`` of them that the seed chooses, shuffled."""
-    stage = context.config.stage
-    prompts = read_prompt_sets(context, stage.data, "train", tokenizer)
-    order = shuffled(len(prompts), context.seed, stage.kind)[: stage.settings.num_prompts or None]
-    return [prompts[place] for place in order]
 
 
 def chunk_paths(context: StageContext, num_prompts: int) -> list[Path]:
@@ -86,27 +82,12 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
     intact = {path for path in paths if matches_digest(path) and not _has_other_calls(path)}
     if intact:
         context.log(f"resume: {len(intact)} of {len(paths)} chunks are complete")
-    key = f"stages.{context.stage}.sampling.max_new_tokens"
-    check_context(positions_of(folder), prompts, config.sampling.max_new_tokens, key=key)
     with ExitStack() as stack:
         runtime = stack.enter_context(open_runtime(context.config.hardware, seed=context.seed))
         models, budget = open_reward_models(context.inputs, config.rewards, runtime), config.tokens_per_microbatch
         resources = reward_resources(models, tokens_per_microbatch=budget, prefill=tokenizer.prefill)
         reward = stack.enter_context(build_rewards(config.rewards, resources=resources))
-        engine = stack.enter_context(
-            open_engine(
-                folder,
-                tokenizer,
-                config=sampling_engine(config.sampling),
-                work=Workload(
-                    max_concurrent=config.sampling.max_concurrent,
-                    max_tokens=longest(prompts, config.sampling.max_new_tokens),
-                ),
-                runtime=runtime,
-                progress=context.log,
-            )
-        )
-        sampler = stack.enter_context(open_player(engine, tokenizer, config.sampling.episodes))
+        _, sampler = stack.enter_context(open_sampling(context, folder, prompts, tokenizer, runtime))
         if context.config.stage.produces == "demonstrations":
             refuse_changed_prompts(context, sampler, "demonstrations cannot hold such a prompt")
         for number, path in enumerate(paths):
@@ -123,6 +104,27 @@ def sample_chunks(context: StageContext, prompts: Sequence[Prompt], *, tokenizer
             write_rollouts(path, number, groups)
             note_digest(path)
             context.report_progress(f"{kind} chunks", number + 1, len(paths))
+
+
+@contextmanager
+def open_sampling(
+    context: StageContext, folder: Path, prompts: Sequence[Prompt], tokenizer: ChatTokenizer, runtime: Runtime
+) -> Iterator[tuple[Sampler, Sampler]]:
+    """Open the engine of a stage's ``sampling`` on the checkpoint in ``folder``, and the player of episodes on it.
+
+    Raises:
+        ConfigError: a prompt with its completion exceeds the model's positions.
+    """
+    sampling: SamplingConfig = context.config.stage.settings.sampling
+    key = f"stages.{context.stage}.sampling.max_new_tokens"
+    check_context(positions_of(folder), prompts, sampling.max_new_tokens, key=key)
+    work = Workload(max_concurrent=sampling.max_concurrent, max_tokens=longest(prompts, sampling.max_new_tokens))
+    config = sampling_engine(sampling)
+    with (
+        open_engine(folder, tokenizer, config=config, work=work, runtime=runtime, progress=context.log) as engine,
+        open_player(engine, tokenizer, sampling.episodes) as sampler,
+    ):
+        yield engine, sampler
 
 
 def refuse_changed_prompts(context: StageContext, sampler: Sampler, why: str) -> None:

@@ -27,7 +27,7 @@ from rlcore.sampling.vllm.gpu_assignment import (
 )
 from rlcore.sampling.vllm.process import ADAPTER_RANKS, ServerSpec
 from rlcore.sampling.vllm.weights import make_weight_dir
-from rlcore.tasks.steps.workload import Workload, engine_dtype
+from rlcore.tasks.steps.runtime import Workload, engine_dtype
 from rlcore.text.tokenization import ChatTokenizer
 
 

@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -86,10 +87,8 @@ class ArtifactStore:
         Raises:
             StorageError: an empty folder, a link, a special or a half-written file in it, or a write error.
         """
-        try:
+        with _storing(folder):
             digest, size = _seal(folder, kind)
-        except OSError as error:
-            raise _refusal(folder, error) from error
         uri = f"artifacts/{kind}/{digest}"
         return ArtifactRef(
             kind=kind, uri=uri, sha256=digest, bytes=size, rows=rows, contract=contract, stage_key=stage_key
@@ -102,14 +101,31 @@ class ArtifactStore:
         Raises:
             StorageError: writing fails.
         """
-        try:
-            self._place(folder, self.root / ref.uri, ref.sha256)
-        except OSError as error:
-            raise _refusal(folder, error) from error
+        target = self.root / ref.uri
+        with _storing(folder):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with folder_lock(target.parent):
+                if target.exists() and self.errors(ref):
+                    aside = target.with_name(f".damaged-{ref.sha256[:12]}-{uuid.uuid4().hex[:8]}")
+                    target.rename(aside)
+                    shutil.rmtree(aside)
+                if target.exists():  # this very content, perhaps written concurrently
+                    os.utime(target)  # it is needed again: :meth:`clean` spares it
+                    shutil.rmtree(folder)
+                else:
+                    folder.rename(target)
+                _mark(target).unlink(missing_ok=True)
+            sync(target.parent)
 
     def errors(self, ref: ArtifactRef) -> tuple[str, ...]:
         """Return the errors in the files of ``ref``, found by hashing all of them; empty if they are intact."""
-        return _folder_errors(self.root / ref.uri, ref.sha256)
+        if absent := self.absence(ref):
+            return (absent,)
+        folder = self.root / ref.uri
+        try:
+            return file_errors(folder, listed_files(folder / MANIFEST, ref.sha256))
+        except StorageError as error:
+            return (error.what,)
 
     def path(self, ref: ArtifactRef) -> Path:
         """Return the folder of ``ref``.
@@ -128,7 +144,14 @@ class ArtifactStore:
 
     def absence(self, ref: ArtifactRef) -> str:
         """Say why an artifact does not exist: it was cleaned, or is missing; empty if it exists."""
-        return _absence(self.root / ref.uri)
+        folder = self.root / ref.uri
+        if (folder / MANIFEST).exists():
+            return ""
+        try:
+            cleaned = datetime.fromtimestamp(_mark(folder).stat().st_mtime, UTC)
+        except FileNotFoundError:
+            return "the artifact is missing"
+        return f"{CLEANED} on {cleaned:%Y-%m-%d}"
 
     def report_path(self, ref: ArtifactRef) -> Path:
         """Return the path of a dataset's report, which outlives a cleaned dataset."""
@@ -151,21 +174,6 @@ class ArtifactStore:
             sync(folder.parent)
         shutil.rmtree(aside)
         return True
-
-    def _place(self, folder: Path, target: Path, digest: str) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with folder_lock(target.parent):
-            if target.exists() and _folder_errors(target, digest):
-                aside = target.with_name(f".damaged-{digest[:12]}-{uuid.uuid4().hex[:8]}")
-                target.rename(aside)
-                shutil.rmtree(aside)
-            if target.exists():  # this very content, perhaps written concurrently
-                os.utime(target)  # it is needed again: :meth:`clean` spares it
-                shutil.rmtree(folder)
-            else:
-                folder.rename(target)
-            _mark(target).unlink(missing_ok=True)
-        sync(target.parent)
 
 
 def listed_files(manifest: Path, sha256: str) -> Mapping[str, str]:
@@ -208,8 +216,12 @@ def _seal(folder: Path, kind: str) -> tuple[str, int]:
     return digest, sum(entry["bytes"] for entry in files)
 
 
-def _refusal(folder: Path, error: OSError) -> StorageError:
-    return StorageError(f"cannot store the artifact: {error.strerror}", where=str(folder))
+@contextmanager
+def _storing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"cannot store the artifact: {error.strerror}", where=str(folder)) from error
 
 
 def _is_folder(path: Path) -> bool:
@@ -235,25 +247,6 @@ def _describe(folder: Path, path: Path) -> dict[str, Any]:
 def _digest(files: list[dict[str, Any]]) -> str:
     pairs = sorted((entry["path"], entry["sha256"]) for entry in files)
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
-
-
-def _folder_errors(folder: Path, digest: str) -> tuple[str, ...]:
-    if absent := _absence(folder):
-        return (absent,)
-    try:
-        return file_errors(folder, listed_files(folder / MANIFEST, digest))
-    except StorageError as error:
-        return (error.what,)
-
-
-def _absence(folder: Path) -> str:
-    if (folder / MANIFEST).exists():
-        return ""
-    try:
-        cleaned = datetime.fromtimestamp(_mark(folder).stat().st_mtime, UTC)
-    except FileNotFoundError:
-        return "the artifact is missing"
-    return f"{CLEANED} on {cleaned:%Y-%m-%d}"
 
 
 def _mark(folder: Path) -> Path:

@@ -48,7 +48,6 @@ NEUTRAL = (
     "rlcore.extras",
     "rlcore.metrics",
     "rlcore.models.integrity",
-    "rlcore.models.seal",
     "rlcore.progress",
     "rlcore.tasks.drawing",
     "rlcore.tasks.keys",
@@ -88,13 +87,9 @@ def syntax_tree(source: str) -> ast.Module:
     return ast.parse(source)
 
 
-def imported_packages(source: str) -> frozenset[str]:
-    """Return the top-level names that a file imports, without Python's own and names for type checkers alone."""
-    return frozenset(_packages(source))
-
-
 @remembered
 def _packages(source: str) -> list[str]:
+    """Return the top-level names that a file imports, without Python's own and names for type checkers alone."""
     tree = _WithoutTypeChecking().visit(syntax_tree(source))
     relative = (node for node in ast.walk(tree) if not (isinstance(node, ast.ImportFrom) and node.level))
     tops = {target.partition(".")[0] for node in relative for target in _targets(node, "")}
@@ -141,13 +136,9 @@ def _table(statement: ast.stmt) -> tuple[str, Mapping[str, ast.expr]] | None:
 def _names(statement: ast.Import | ast.ImportFrom, package: str) -> dict[str, frozenset[str]]:
     found = {}
     for alias in statement.names:
-        alone = ast.Import([alias]) if isinstance(statement, ast.Import) else _from(statement, alias)
+        alone = type(statement)(**{**vars(statement), "names": [alias]})
         found[alias.asname or alias.name.partition(".")[0]] = frozenset(_targets(alone, package))
     return found
-
-
-def _from(statement: ast.ImportFrom, alias: ast.alias) -> ast.ImportFrom:
-    return ast.ImportFrom(statement.module, [alias], statement.level)
 
 
 def _reached(
@@ -191,18 +182,13 @@ class _WithoutTypeChecking(ast.NodeTransformer):
         return self.generic_visit(kept)
 
 
-def closure(module: str, *, chosen: Chosen = NOTHING_CHOSEN, root: Path | None = None) -> frozenset[str]:
-    """Return the rlcore modules that ``module`` imports, directly or indirectly, and itself.
+def closure_digests(module: str, *, chosen: Chosen = NOTHING_CHOSEN, root: Path | None = None) -> Mapping[str, str]:
+    """Return the rlcore modules that ``module`` imports, directly or indirectly, and itself, with their digests.
 
     ``root``: the folder of the package (default: this installation). For a module that draws, ``drawing`` counts.
     Raises:
         StorageError: the source of ``module`` cannot be found.
     """
-    return frozenset(_reach(module, chosen, root))
-
-
-def closure_digests(module: str, *, chosen: Chosen = NOTHING_CHOSEN, root: Path | None = None) -> Mapping[str, str]:
-    """Return the digest of each module of the closure, by name."""
     found = sorted(_reach(module, chosen, root).items())
     return {name: _digest(_text(path)) for name, path in found}
 
@@ -220,7 +206,7 @@ def libraries(module: str, *, chosen: Chosen = NOTHING_CHOSEN) -> frozenset[str]
     Those for type checkers do not count.
     """
     reached = _reach(module, chosen, None)
-    found = {name for path in reached.values() for name in imported_packages(_text(path))}
+    found = {name for path in reached.values() for name in _packages(_text(path))}
     own = {name.partition(".")[0] for name in reached}
     return frozenset(name for name in found - own - {*_MEASURES} if not is_own(name))
 

@@ -1,6 +1,9 @@
-"""Exclusive file locks that the kernel releases when their holder dies, however it dies.
+"""Exclusive file locks, which the kernel releases however their holder dies, and temporary folders of commands.
 
 They use ``flock`` and not process ids, which are reused and mean nothing in other containers on the same folder.
+
+A temporary folder is locked while its command runs (:mod:`rlcore.models.files`); the next command removes those of
+killed ones. Partial output next to a folder that the user named is announced in one first.
 """
 
 from __future__ import annotations
@@ -8,15 +11,19 @@ from __future__ import annotations
 import fcntl
 import logging
 import os
+import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from rlcore.models.files import abandoned, remove_abandoned, unfinished_folder
 from rlcore.tasks.store.storage import to_storage_error
 
 logger = logging.getLogger(__name__)
 
 _held: set[int] = set()
+_PREFIX = ".scratch-"
+_ELSEWHERE = "elsewhere"  # a file with the folder and the prefix of partial output
 
 
 def _forget_in_child() -> None:
@@ -135,3 +142,27 @@ def _release(descriptor: int) -> None:
     if descriptor in _held:  # not in a forked child, where it is closed already
         _held.discard(descriptor)
         os.close(descriptor)
+
+
+def scratch_folder(work: Path) -> AbstractContextManager[Path]:
+    """Make a new folder in a state directory's ``work``, removed afterwards."""
+    return unfinished_folder(work, _PREFIX)
+
+
+@contextmanager
+def announced(work: Path, folder: Path, prefix: str) -> Iterator[None]:
+    """Let the next command remove files of that prefix in ``folder`` if the block is killed."""
+    with scratch_folder(work) as own:
+        (own / _ELSEWHERE).write_text(f"{folder}\n{prefix}", encoding="utf-8")
+        yield
+
+
+def remove_left(work: Path) -> None:
+    """Remove the remains of killed commands."""
+    for folder in abandoned(work, _PREFIX):
+        note = folder / _ELSEWHERE
+        if note.is_file():
+            elsewhere, _, prefix = note.read_text(encoding="utf-8").rpartition("\n")
+            if prefix:
+                remove_abandoned(Path(elsewhere), prefix)
+        shutil.rmtree(folder, ignore_errors=True)

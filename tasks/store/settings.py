@@ -1,4 +1,4 @@
-"""State directory, and the environment that Prefect and MLflow need before they are imported.
+"""State directory; the environment that Prefect and MLflow need before they are imported; errors in their logs.
 
 This module imports neither: both read their settings on import, so it must come first.
 """
@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from rlcore.errors import ConfigError, StorageError
-from rlcore.tasks.store.logs import shorten_user_errors
+from rlcore.errors import ConfigError, RlcoreError, StorageError
+from rlcore.tasks.store.locks import remove_left
 from rlcore.tasks.store.passwords import draw, has_secret, private_file
-from rlcore.tasks.store.scratch import remove_left
 from rlcore.tasks.store.state import databases, require_databases, require_readable
-from rlcore.tasks.store.storage import existing_parent, network_file_system
+from rlcore.tasks.store.storage import existing_parent, is_full_disk, network_file_system
 
 Engine = Literal["prefect", "inline"]
 
@@ -53,6 +52,9 @@ _ADDRESSES = {
 }
 _PRIVATE = 0o700
 _placed = set[str]()  # values of PREFECT_HOME that this process has set
+_STORE = "mlflow.store.db.utils"
+_TASKS = "prefect.task_runs"
+_PRINTED = "is_printed_by_command"  # a mark of log records
 _NOWHERE = "http://nobody.invalid"  # no page has this origin, and the embedded server shows none of its own
 
 
@@ -268,3 +270,56 @@ def _is_passed(home: Home) -> bool:
     """Return True if a cluster of ``make services`` in the state directory belongs to another user."""
     cluster = home.root / "services" / "postgres"
     return cluster.exists() and cluster.stat().st_uid != home.root.stat().st_uid
+
+
+class UserErrors(logging.Filter):
+    """Filter that omits the traceback of rlcore's errors and of a full disk, and the end of a task that succeeded.
+
+    Prefect logs such an error for the task and again for the flow.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text, instead = record.getMessage(), ""
+        error = record.exc_info[1] if record.exc_info else None
+        if record.name == _TASKS and text.startswith("Finished in state Completed"):
+            return False  # the stage logs its own end, and an iteration its metrics
+        if record.name == _STORE and "database is locked" in str(error):
+            return False  # its waiter reports it (rlcore.tasks.tracking.retry)
+        if text.startswith("Finished in state Failed"):
+            instead = text.partition("(")[0]  # the error itself is a line before
+        if isinstance(error, RlcoreError):
+            instead = f"{type(error).__name__}: {error}"
+            setattr(record, _PRINTED, True)
+        elif error is not None and is_full_disk(error):
+            instead = f"the disk is full ({type(error).__name__})"
+        if instead:
+            record.msg, record.args, record.exc_info, record.exc_text = instead, (), None, None
+        return True
+
+
+_USER_ERRORS = UserErrors()
+
+
+def shorten_user_errors() -> None:
+    """Attach :class:`UserErrors` to the loggers of Prefect and MLflow; a second call changes nothing."""
+    for name in ("prefect.flow_runs", _TASKS, _STORE):
+        logging.getLogger(name).addFilter(_USER_ERRORS)
+
+
+def leave_errors_to_command() -> None:
+    """Keep rlcore's errors off the console of a command, which prints them when it ends; the API has them."""
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_is_unprinted)
+
+
+def _is_unprinted(record: logging.LogRecord) -> bool:
+    return not hasattr(record, _PRINTED)
+
+
+class BudgetReachedError(RlcoreError):
+    """A limit of the preset's section ``budget`` is reached; the same command with a higher one resumes."""
+
+
+def is_continued(error: BaseException) -> bool:
+    """Return True if an error is no failure of the run: a kill, an interruption, a reached budget."""
+    return isinstance(error, BudgetReachedError) or not isinstance(error, Exception)

@@ -29,8 +29,8 @@ from rlcore.errors import ConfigError, RlcoreError, StorageError
 from rlcore.extras import install_command
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore, file_errors, listed_files
 from rlcore.tasks.store.cache import Record, StageCache, parse_record
+from rlcore.tasks.store.locks import scratch_folder
 from rlcore.tasks.store.passwords import has_secret
-from rlcore.tasks.store.scratch import scratch_folder
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import write_bytes
 

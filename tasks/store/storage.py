@@ -14,7 +14,7 @@ import os
 import shutil
 import sqlite3
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -109,12 +109,10 @@ def is_full_disk(error: BaseException) -> bool:
 
 def write_table(frame: pd.DataFrame, path: Path) -> None:
     """Write a frame as Parquet without its index; lists and {name: value} objects become nested columns."""
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    buffer = pa.BufferOutputStream()
-    pq.write_table(_arrow(frame, path), buffer)
-    write_bytes(buffer.getvalue().to_pybytes(), path)
+    with _whole_file(path) as file:
+        pq.write_table(_arrow(frame, path), file)
 
 
 @contextmanager
@@ -283,3 +281,24 @@ def _arrow(frame: pd.DataFrame, path: Path, schema: pa.Schema | None = None) -> 
         raise StorageError(
             f"the table cannot be stored: {error}", where=str(path), fix="give each column values of one type"
         ) from error
+
+
+def flatten(value: Any, path: str = "") -> dict[str, Any]:
+    """Flatten nested values: ``{"grpo": {"rewards": [{"weight": 1}]}}`` -> ``{"grpo.rewards.0.weight": 1}``."""
+    flat: dict[str, Any] = {}
+    if path or not isinstance(value, Mapping) or value:
+        _add(flat, value, path)
+    return flat
+
+
+def _add(flat: dict[str, Any], value: Any, path: str) -> None:
+    items: Iterable[tuple[Any, Any]] = ()
+    if not isinstance(value, str | int | float):  # most are: a plan compares thousands of records
+        if isinstance(value, Mapping):
+            items = value.items()
+        elif isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+            items = enumerate(value)
+    if not items:
+        flat[path] = value
+    for name, item in items:
+        _add(flat, item, f"{path}.{name}" if path else str(name))

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from rlcore.errors import StorageError
@@ -92,6 +93,12 @@ def make_database(home: Home) -> None:
     sync(home.root)
 
 
+def database_rows(path: Path, query: str, *values: object) -> list[Any]:
+    """Return what a query finds in MLflow's database, read without MLflow."""
+    with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as database:
+        return database.execute(query, values).fetchall()
+
+
 def stored_versions(path: Path, names: Collection[str]) -> list[StoredVersion]:
     """Return all versions of registered models, read without MLflow."""
     if not path.is_file():
@@ -102,20 +109,16 @@ def stored_versions(path: Path, names: Collection[str]) -> list[StoredVersion]:
             (SELECT group_concat(alias, ', ') FROM registered_model_aliases a
                 WHERE (a.name, a.version) = (v.name, v.version))
         FROM model_versions v WHERE current_stage NOT LIKE 'Deleted%' ORDER BY name, version"""
-    with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as database:
-        rows = database.execute(query).fetchall()
     return [
         StoredVersion(name=name, version=version, sha256=sha256 or "", aliases=aliases or "")
-        for name, version, sha256, aliases in rows
+        for name, version, sha256, aliases in database_rows(path, query)
         if name in names
     ]
 
 
 def deleted_runs(path: Path) -> set[str]:
     """Return the runs that a user deleted, read without MLflow."""
-    with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as database:
-        rows = database.execute("SELECT run_uuid FROM runs WHERE lifecycle_stage = 'deleted'").fetchall()
-    return {run for (run,) in rows}
+    return {run for (run,) in database_rows(path, "SELECT run_uuid FROM runs WHERE lifecycle_stage = 'deleted'")}
 
 
 def stored_version(path: Path, name: str, *, alias: str, number: str) -> dict[str, str] | None:
@@ -125,12 +128,12 @@ def stored_version(path: Path, name: str, *, alias: str, number: str) -> dict[st
     by_alias = "SELECT version FROM registered_model_aliases WHERE name = ? AND alias = ?"
     numbered = "name = ? AND version = ?"
     by_number = f"SELECT version FROM model_versions WHERE {numbered} AND current_stage NOT LIKE 'Deleted%'"
-    with closing(sqlite3.connect(path.as_uri() + "?mode=ro", uri=True)) as database:
-        row = database.execute(by_alias if alias else by_number, (name, alias or number)).fetchone()
-        if row is None:
-            return None
-        query = f"SELECT key, value FROM model_version_tags WHERE {numbered}"
-        return {"version": str(row[0]), **dict(database.execute(query, (name, row[0])).fetchall())}
+    found = database_rows(path, by_alias if alias else by_number, name, alias or number)
+    if not found:
+        return None
+    version = found[0][0]
+    tags = database_rows(path, f"SELECT key, value FROM model_version_tags WHERE {numbered}", name, version)
+    return {"version": str(version), **dict(tags)}
 
 
 def rewrite_artifact_paths(home: Home) -> int:

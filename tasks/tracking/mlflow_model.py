@@ -15,7 +15,7 @@ import hashlib
 import json
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import metadata
@@ -74,7 +74,7 @@ class Package:
 
 def is_chat_model(checkpoint: Path) -> bool:
     """Return True if a folder has a language model with its tokenizer, and no head of a reward model."""
-    from rlcore.models.heads import HEAD_FILE  # brings torch, which a plan of cached stages does not need
+    from rlcore.models.saving import HEAD_FILE  # brings torch, which a plan of cached stages does not need
 
     return (checkpoint / "tokenizer.json").is_file() and not (checkpoint / HEAD_FILE).is_file()
 
@@ -92,9 +92,8 @@ def write_package(package: Package, name: str, folder: Path, model: LoggedModel)
         if is_chat_model(package.checkpoint):
             _write_flavor(package, name, temporary, model)
         else:
-            _link(package.checkpoint, temporary / _CHECKPOINT, _files(package.checkpoint))
-        for name, path in package.beside.items():
-            _link(path.parent, (temporary / name).parent, [Path(path.name)])
+            _link(files_below(package.checkpoint), temporary / _CHECKPOINT)
+        _link(package.beside, temporary)
         (temporary / _LICENSE).write_text(_license_text(package.card.license_id), encoding="utf-8")
         (temporary / CARD).write_text(package.card.text, encoding="utf-8")  # MLflow omits the header
 
@@ -128,8 +127,7 @@ def checkpoint_in(folder: Path) -> Path:
     if not (folder / _MLMODEL).is_file():
         return folder / _CHECKPOINT if (folder / _CHECKPOINT).is_dir() else folder
     checkpoint, tokenizer = folder / _CHECKPOINT, folder / _TOKENIZER
-    missing = [path for path in _files(tokenizer) if not (checkpoint / path).exists()]
-    _link(tokenizer, checkpoint, missing)
+    _link({name: path for name, path in files_below(tokenizer).items() if not (checkpoint / name).exists()}, checkpoint)
     return checkpoint
 
 
@@ -172,9 +170,9 @@ def _write_flavor(package: Package, name: str, folder: Path, model: LoggedModel)
         from mlflow.transformers import save_model
 
     record = Model(artifact_path=name, run_id=model.source_run_id, model_id=model.model_id)
-    files = _files(package.checkpoint)
+    files = files_below(package.checkpoint)
     with tempfile.TemporaryDirectory() as light:
-        _link(package.checkpoint, Path(light), [path for path in files if path.suffix != _WEIGHTS])
+        _link({each: path for each, path in files.items() if path.suffix != _WEIGHTS}, Path(light))
         save_model(
             light,
             str(folder),
@@ -186,8 +184,9 @@ def _write_flavor(package: Package, name: str, folder: Path, model: LoggedModel)
             model_config=_ANSWERS,
             metadata=dict[str, Any](package.facts),
         )
-    _link(package.checkpoint, folder / _CHECKPOINT, files)
-    _link(package.checkpoint, folder / _TOKENIZER, [path for path in files if (folder / _TOKENIZER / path).exists()])
+    _link(files, folder / _CHECKPOINT)
+    tokenizer = folder / _TOKENIZER
+    _link({each: path for each, path in files.items() if (tokenizer / each).exists()}, tokenizer)
     record.flavors["transformers"]["source_model_name"] = name  # otherwise the record names the temporary folder
     record.model_size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     record.save(str(folder / _MLMODEL))
@@ -201,16 +200,12 @@ def _requirements() -> tuple[str, ...]:
 
 def files_below(folder: Path) -> dict[str, Path]:
     """Return the files of a folder by their relative paths."""
-    return {path.as_posix(): folder / path for path in _files(folder)}
+    return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def _files(folder: Path) -> list[Path]:
-    return [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file()]
-
-
-def _link(source: Path, target: Path, files: Iterable[Path]) -> None:
-    for name in files:
-        link_or_copy(source / name, target / name)
+def _link(files: Mapping[str, Path], target: Path) -> None:
+    for name, path in files.items():
+        link_or_copy(path, target / name)
 
 
 def _license_text(name: str) -> str:

@@ -9,23 +9,23 @@ import json
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
 from rlcore.errors import StorageError
+from rlcore.tasks.store.artifacts import REPORT
 from rlcore.tasks.store.cache import Record, describe_machine
 from rlcore.tasks.store.markdown import code, code_cell, plain
-from rlcore.tasks.store.nested import flatten
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.storage import read_json
+from rlcore.tasks.store.storage import flatten, read_json
 from rlcore.tasks.tracking.lineage import Ancestor, ancestry, nodes, read_records, record_of, tree_lines
 from rlcore.tasks.tracking.mlflow_model import CARD, Card
 from rlcore.tasks.tracking.registry import ModelVersion, read_tags
 from rlcore.tasks.tracking.runs import Tracker
 
-_BASE_CARD = Path("model", "model_card.json")  # the stage that imported the base
 _DIGITS = 12
 _HUB = re.compile(r"hub:(?P<name>[^@]+)@(?P<revision>[0-9a-f]{40})")
 _METRIC = re.compile(r"eval/(accuracy|pass_at_(?P<k>\d+)|data/(?P<data>.+))")
@@ -55,11 +55,13 @@ def write_card(
     ``version``: None before the registration. ``repo``: the hub's repository that the card is for.
     """
     root = ancestry(home, tuple(records), record)
-    base = _base_of(home, records, root)
-    data = _data_sets_of(home, records, root)
+    base: Mapping[str, Any] = next(
+        filter(None, (_read(home, node, "model/model_card.json") for node in nodes(root))), {}
+    )
+    data = _data_sets_of(home, root)
     license_id = str(base.get("licence", ""))
     evaluated = _evaluation(records, record)
-    read = _data_sets_of(home, records, ancestry(home, tuple(records), evaluated)) if evaluated else []
+    read = _data_sets_of(home, ancestry(home, tuple(records), evaluated)) if evaluated else []
     used = evaluated.ingredients["inputs"] if evaluated else ()
     results = list(_eval_results(evaluated, [each for each in read if each["stage"] in used])) if evaluated else []
     header = _header(name, record, base, data=data, results=results)
@@ -236,28 +238,18 @@ def _data_table(data: Sequence[Mapping[str, Any]]) -> str:
     return _table(["dataset", "contract", "source", "for training", "held out", "digest of the rows"], rows)
 
 
-def _base_of(home: Home, records: Sequence[Record], root: Ancestor) -> Mapping[str, Any]:
-    for node in nodes(root):
-        found = _read(home, records, node, _BASE_CARD)
-        if found:
-            return found
-    return {}
-
-
-def _data_sets_of(home: Home, records: Sequence[Record], root: Ancestor) -> list[Mapping[str, Any]]:
-    found = {node.sha256: (node, _read(home, records, node, Path("report.json"))) for node in nodes(root)}
+def _data_sets_of(home: Home, root: Ancestor) -> list[Mapping[str, Any]]:
+    found = {node.sha256: (node, _read(home, node, REPORT)) for node in nodes(root)}
     return [{"stage": node.stage, **report} for node, report in found.values() if "contract" in report]
 
 
-def _read(home: Home, records: Sequence[Record], node: Ancestor, name: Path) -> Mapping[str, Any]:
-    places = {home.root / record.ref.uri / name for record in records if record.ref.sha256 == node.sha256}
-    for path in sorted(path for path in places if path.is_file()):
-        try:
+def _read(home: Home, node: Ancestor, name: str) -> Mapping[str, Any]:
+    """Return a JSON object among the files of a result; empty without one."""
+    for path in sorted(home.artifacts.glob(f"*/{node.sha256}/{name}")) if node.sha256 else ():
+        with suppress(StorageError):  # damaged: the stage is computed again when it is needed
             document = read_json(path)
-        except StorageError:  # damaged: the stage is computed again when it is needed
-            continue
-        if isinstance(document, Mapping):
-            return document
+            if isinstance(document, Mapping):
+                return document
     return {}
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from rlcore.errors import ModelError, shown
 from rlcore.tasks.store.artifacts import MANIFEST
 from rlcore.tasks.store.audit_log import read_entries
-from rlcore.tasks.store.locks import file_lock
-from rlcore.tasks.store.scratch import scratch_folder
+from rlcore.tasks.store.locks import file_lock, scratch_folder
 from rlcore.tasks.store.settings import Home, find_home
 from rlcore.tasks.tracking.database import database_of, stored_version, stored_versions
 from rlcore.tasks.tracking.mlflow_model import (
@@ -39,7 +39,7 @@ from rlcore.tasks.tracking.retry import ignore_existing, none_if_missing
 from rlcore.tasks.tracking.runs import RunTracker, Tracker, open_tracker
 
 if TYPE_CHECKING:
-    from mlflow.entities import LoggedModel, LoggedModelOutput
+    from mlflow.entities import LoggedModel
     from mlflow.entities.model_registry import ModelVersion as MlflowVersion
 
 logger = logging.getLogger(__name__)
@@ -246,14 +246,17 @@ def register_model(
 
     client = run.client
     label = name.translate(_NOT_IN_LABELS)
-    model = _begun(run, label, tags["sha256"]) or client.create_logged_model(
+    query = f"source_run_id = '{run.run_id}' AND name = '{label}' AND tags.sha256 = '{tags['sha256']}'"
+    begun = client.search_logged_models([run.experiment_id], filter_string=query)
+    model = next(iter(begun), None) or client.create_logged_model(
         run.experiment_id, name=label, source_run_id=run.run_id, tags=dict(tags), model_type="checkpoint"
     )
     if PACKAGE not in model.tags:
         _store(run, package, name, model)
     if str(model.status) != "READY":
         client.finalize_logged_model(model.model_id, "READY")
-    if model.model_id not in {output.model_id for output in _outputs(run)}:
+    outputs = client.get_run(run.run_id).outputs
+    if model.model_id not in {output.model_id for output in (outputs.model_outputs if outputs else ())}:
         client.log_outputs(run.run_id, [LoggedModelOutput(model.model_id, step=0)])
     run.log_model_metrics(model.model_id, metrics or {})
     ignore_existing(client.create_registered_model, name)
@@ -266,17 +269,6 @@ def register_model(
         model_id=model.model_id,
     )
     return as_version(version)
-
-
-def _begun(run: RunTracker, label: str, sha256: str) -> LoggedModel | None:
-    query = f"source_run_id = '{run.run_id}' AND name = '{label}' AND tags.sha256 = '{sha256}'"
-    found = run.client.search_logged_models([run.experiment_id], filter_string=query)
-    return found[0] if found else None
-
-
-def _outputs(run: RunTracker) -> Sequence[LoggedModelOutput]:
-    outputs = run.client.get_run(run.run_id).outputs
-    return outputs.model_outputs if outputs else ()
 
 
 def _store(run: RunTracker, package: Package, name: str, model: LoggedModel) -> None:
@@ -305,13 +297,21 @@ class HeldVersion:
 
 def held_versions(tracker: Tracker) -> list[HeldVersion]:
     """Return all registered versions that rlcore made."""
-    aliases: dict[tuple[str, str], tuple[str, ...]] = {}
+    aliases = defaultdict[tuple[str, str], list[str]](list)
     for model in pages(tracker.client.search_registered_models):
         for alias, number in model.aliases.items():
-            key = (model.name, str(number))
-            aliases[key] = (*aliases.get(key, ()), alias)
-    versions = pages(tracker.client.search_model_versions)
-    return [_held(each, aliases.get((each.name, str(each.version)), ())) for each in versions if "sha256" in each.tags]
+            aliases[model.name, str(number)].append(alias)
+    return [
+        HeldVersion(
+            version=as_version(each),
+            stage_key=each.tags.get("stage_key", ""),
+            aliases=tuple(aliases[each.name, str(each.version)]),
+            created=each.creation_timestamp / 1000.0,
+            has_files=each.tags.get(CLEANED, _BEGUN) == _BEGUN,
+        )
+        for each in pages(tracker.client.search_model_versions)
+        if "sha256" in each.tags
+    ]
 
 
 def weights_of(tracker: Tracker, version: ModelVersion) -> tuple[Path, ...]:
@@ -333,16 +333,6 @@ def clean_version(tracker: Tracker, version: ModelVersion) -> bool:
         repository.delete_artifacts(each)  # type: ignore[no-untyped-call]
     set_tags(tracker, version, {CLEANED: f"{datetime.now(UTC):%Y-%m-%d}"})
     return True
-
-
-def _held(version: MlflowVersion, aliases: tuple[str, ...]) -> HeldVersion:
-    return HeldVersion(
-        version=as_version(version),
-        stage_key=version.tags.get("stage_key", ""),
-        aliases=aliases,
-        created=version.creation_timestamp / 1000.0,
-        has_files=version.tags.get(CLEANED, _BEGUN) == _BEGUN,
-    )
 
 
 def _location(tracker: Tracker, version: ModelVersion) -> str:

@@ -6,7 +6,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from rlcore.errors import ServiceError, shown
@@ -37,8 +37,8 @@ def retry_while_unavailable(call: Callable[P, R], *args: P.args, **kwargs: P.kwa
     Raises:
         ServiceError: MLflow was unavailable for ten minutes, or refuses the user.
     """
-    began = time.monotonic()
-    for pause in _pauses():
+    began, pause = time.monotonic(), _FIRST
+    while True:
         try:
             return call(*args, **kwargs)
         except Exception as error:
@@ -48,24 +48,22 @@ def retry_while_unavailable(call: Callable[P, R], *args: P.args, **kwargs: P.kwa
                 raise
         waited = time.monotonic() - began
         if waited > 60.0 * MINUTES:
-            break
+            raise ServiceError(
+                f"{reason}, for {waited / 60.0:.0f} minutes now",
+                fix="end the process that locks it, or start the server, then rerun the command, which resumes",
+            )
         logger.warning("%s: retry after %.0f s", reason, waited)
         time.sleep(pause)
-    raise ServiceError(
-        f"{reason}, for {waited / 60.0:.0f} minutes now",
-        fix="end the process that locks it, or start the server, then rerun the command, which resumes",
-    )
+        pause = min(2.0 * pause, _LONGEST)
 
 
 def unavailable_reason(error: BaseException) -> str:
     """Return the reason why MLflow is unavailable for now; empty for any other error."""
-    text = str(error)
-    return next((words for sign, words in _REASONS.items() if sign in text), "")
+    return next((words for sign, words in _REASONS.items() if sign in str(error)), "")
 
 
 def _raise_if_refused(error: Exception) -> None:
-    refused = next((words for sign, words in _REFUSALS.items() if sign in str(error)), "")
-    if refused:
+    if refused := next((words for sign, words in _REFUSALS.items() if sign in str(error)), ""):
         user = os.environ.get("MLFLOW_TRACKING_USERNAME") or "nobody"
         fix = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD to those of a user who may; the worker of a "
         fix += "deployment writes the registry of models"
@@ -84,13 +82,6 @@ class _Patient:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._client, name)
         return functools.partial(retry_while_unavailable, found) if callable(found) else found
-
-
-def _pauses() -> Iterator[float]:
-    pause = _FIRST
-    while True:
-        yield pause
-        pause = min(2.0 * pause, _LONGEST)
 
 
 def none_if_missing(read: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:

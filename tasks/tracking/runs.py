@@ -1,4 +1,4 @@
-"""Runs, metrics and datasets in MLflow; ``registry.py`` has the registry of models.
+"""Runs, metrics, datasets and views in MLflow; ``registry.py`` has the registry of models.
 
 MLflow takes seconds to import, so each function that needs it imports it. All calls use run ids: MLflow's "active run"
 belongs to one thread, and tasks may run in others. Metrics and tables are written in the background, in order.
@@ -11,22 +11,20 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
+from urllib.parse import quote
 
 from rlcore.tasks.store.locks import file_lock
-from rlcore.tasks.store.logs import is_continued
-from rlcore.tasks.store.nested import flatten
-from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.storage import file_sha256
-from rlcore.tasks.tracking.database import make_database, require_made, rewrite_artifact_paths
+from rlcore.tasks.store.settings import Home, is_continued
+from rlcore.tasks.store.storage import file_sha256, flatten
+from rlcore.tasks.tracking.database import database_rows, make_database, require_made, rewrite_artifact_paths
 from rlcore.tasks.tracking.mlflow_model import log_files
 from rlcore.tasks.tracking.retry import ignore_existing, none_if_missing, patient_client, retry_while_unavailable
 
@@ -46,6 +44,11 @@ _ACTIVE = "active"  # lifecycle of what is not in MLflow's trash
 _MAX_PARAM, _MAX_DIGEST = 500, 36  # MLflow's limits in characters
 _PARAMS_PER_CALL, _METRICS_PER_CALL, _MAX_TABLES = 100, 1000, 100  # and in entries
 _WRITE_SECONDS = 5.0  # between two writes of metrics, of 30 ms each; MLflow's own queue would only log errors
+# Columns of the list of runs: a named view in a tag of the experiment, in the form of the menu *Views* of MLflow 3.17.
+# Without one the list shows no metric.
+_VIEW = "results"
+_VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
+_MAX_COLUMNS = 50  # MLflow's limit for a tag is 5000 characters
 
 
 def open_tracker(home: Home) -> Tracker:
@@ -254,7 +257,7 @@ class RunTracker:
         """Queue a job for the background thread; :meth:`flush` waits for it too."""
         self._writer.submit(job)
 
-    def log_dataset(self, path: Path, *, name: str, context: str) -> LoggedDataset:
+    def log_dataset(self, path: Path, *, name: str, context: str) -> None:
         """Log a Parquet file as this run's data: with the SHA-256 of its bytes, its columns and row count.
 
         ``context`` is its use: ``train`` or ``eval``. MLflow truncates a digest; the tag ``sha256`` has all of it.
@@ -274,24 +277,20 @@ class RunTracker:
         )
         tags = [InputTag("mlflow.data.context", context), InputTag("sha256", digest)]
         self.client.log_inputs(self.run_id, [DatasetInput(dataset, tags)])
-        return LoggedDataset(name=name, digest=dataset.digest)
 
-    def log_model_metrics(
-        self, model_id: str, metrics: Mapping[str, float], *, dataset: LoggedDataset | None = None
-    ) -> None:
-        """Log this run's metrics of a logged model on a dataset: MLflow compares models by these.
+    def log_model_metrics(self, model_id: str, metrics: Mapping[str, float]) -> None:
+        """Log this run's metrics of a logged model: MLflow compares models by these.
 
         MLflow adds them to the run's curves, so each repeats the last point of its curve with its time, which is not
         stored twice.
         """
         from mlflow.entities import Metric
 
-        on = {"dataset_name": dataset.name, "dataset_digest": dataset.digest} if dataset else {}
         entries = []
         for name, value in metrics.items():
             last = self._last_point(name)
             step, moment = (last.step, last.timestamp) if last else (0, int(time.time() * 1000))
-            entries.append(Metric(name, float(value), moment, step, model_id=model_id, run_id=self.run_id, **on))
+            entries.append(Metric(name, float(value), moment, step, model_id=model_id, run_id=self.run_id))
         self.client.log_batch(self.run_id, metrics=entries)
 
     def end(self, status: Status) -> None:
@@ -329,14 +328,6 @@ class RunTracker:
         return max(history, key=lambda point: point.step, default=None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoggedDataset:
-    """Dataset in MLflow."""
-
-    name: str
-    digest: str
-
-
 class BackgroundWriter:
     """Run jobs in order while the caller continues.
 
@@ -346,35 +337,64 @@ class BackgroundWriter:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="writer")  # starts with the first job
-        self._pending: deque[Future[None]] = deque()
-        self._error: Exception | None = None
+        self._jobs: deque[Future[None]] = deque(maxlen=MAX_WAITING)  # the newest
 
     def submit(self, job: Callable[[], object]) -> None:
         """Queue ``job``; block while ``MAX_WAITING`` are queued."""
-        if len(self._pending) >= MAX_WAITING:
-            self._pending.popleft().result()
-        while self._pending and self._pending[0].done():
-            self._pending.popleft()
-        self._raise()
-        self._pending.append(self._thread.submit(self._do, job))
+        if len(self._jobs) == MAX_WAITING:
+            self._jobs[0].result()
+        before = self._jobs[-1] if self._jobs else None
+        if before and before.done():
+            before.result()
+        self._jobs.append(self._thread.submit(_do_after, before, job))
 
     def wait(self) -> None:
-        while self._pending:
-            self._pending.popleft().result()
-        self._raise()
+        if self._jobs:
+            self._jobs[-1].result()
 
     def close(self) -> None:
         """Finish the queued jobs and end the thread, even if a job failed."""
         self._thread.shutdown(wait=True)
 
-    def _do(self, job: Callable[[], object]) -> None:
-        if self._error is not None:
-            return
-        try:
-            job()
-        except Exception as error:  # noqa: BLE001 - it is raised in the thread that waits
-            self._error = error
 
-    def _raise(self) -> None:
-        if self._error is not None:
-            raise self._error
+def _do_after(before: Future[None] | None, job: Callable[[], object]) -> None:
+    if before:
+        before.result()  # raises its error
+    job()
+
+
+def save_results_view(run: RunTracker, metrics: Sequence[str]) -> None:
+    """Show these metrics as columns in the view *Results* of a run's experiment, unless a user changed it."""
+    columns = [f"metrics.`{name}`" for name in metrics[:_MAX_COLUMNS]]
+    state = json.dumps({"selectedColumns": columns})
+    known = json.loads(run.client.get_experiment(run.experiment_id).tags.get(_VIEW_TAG, "{}"))
+    if known.get("state") == state or known.get("createdAt") != known.get("updatedAt"):
+        return
+    now = int(time.time() * 1000)
+    view = {"name": "Results", "createdAt": now, "updatedAt": now, "state": state}
+    run.client.set_experiment_tag(run.experiment_id, _VIEW_TAG, json.dumps(view))
+
+
+def results_links(run: RunTracker) -> str:
+    """Return Markdown links to the view of a run's experiment, and to a comparison with the others that have one."""
+    found = run.client.search_experiments(filter_string=f"tags.`{_VIEW_TAG}` LIKE '%'")
+    others = [each.experiment_id for each in found if each.experiment_id != run.experiment_id]
+    links = f"[results of this preset]({_page([run.experiment_id])})"
+    return f"{links}, [of all presets]({_page([run.experiment_id, *others])})" if others else links
+
+
+def results_page(home: Home) -> str:
+    """Return the page of all presets' results below the address of MLflow; empty if no run of this home has ended."""
+    query = (
+        "SELECT experiment_id FROM experiment_tags JOIN experiments USING (experiment_id) "
+        "WHERE key = ? AND lifecycle_stage = 'active' ORDER BY experiment_id DESC"
+    )
+    found = [str(number) for (number,) in database_rows(home.root / "mlflow.db", query, _VIEW_TAG)]
+    return _page(found) if found else ""
+
+
+def _page(experiments: Sequence[str]) -> str:
+    if len(experiments) == 1:
+        return f"#/experiments/{experiments[0]}/runs?viewStateShareKey={_VIEW}"
+    ids = quote(json.dumps(experiments, separators=(",", ":")))
+    return f"#/compare-experiments/s?experiments={ids}&viewStateShareKey={_VIEW}"

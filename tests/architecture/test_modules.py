@@ -8,7 +8,7 @@ import pytest
 from tests.architecture.source_files import ROOT, imported, modules, nodes
 
 _TRACKING = (
-    "runs", "mlflow_model", "registry", "traces", "database", "retry", "past", "mlflow_access",
+    "runs", "mlflow_model", "registry", "traces", "database", "retry", "lineage", "mlflow_access",
 )  # fmt: skip
 IMPORTERS = {  # the only files that may import a library, so that it can be replaced or left out in one place
     "mlflow": {f"tasks/tracking/{name}.py" for name in _TRACKING},

@@ -180,7 +180,7 @@ ROWS = (
     ),
     Row(
         attacks="model folders with a random fault: imported, or refused with a reason",
-        hostile=(f"{_MODELS}/test_damaged_folders.py::test_a_model_folder_with_any_fault_is_imported_or_refused",),
+        hostile=(f"{_MODELS}/test_model_validation.py::test_a_model_folder_with_any_fault_is_imported_or_refused",),
     ),
     Row(
         attacks="requests of a foreign page to the embedded servers",

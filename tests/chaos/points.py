@@ -18,7 +18,7 @@ from rlcore.tasks import kinds
 from rlcore.tasks.kinds.kind import Lazy, Stage
 from rlcore.tasks.run import pipeline as run
 from rlcore.tasks.run import stages
-from rlcore.tasks.run.stage_runs import StepOutput
+from rlcore.tasks.run.stages import StepOutput
 from rlcore.tasks.store.artifacts import ArtifactStore
 from rlcore.tasks.store.cache import StageCache
 

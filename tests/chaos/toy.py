@@ -67,20 +67,17 @@ def draw(result: Result, folder: Path) -> str:
 
 
 STAGES = (
-    Stage(name="data", version=1, kind="dataset", run=prepare, sections=no_sections, render_page=draw),
+    Stage(name="data", artifact="dataset", run=prepare, sections=no_sections, render_page=draw),
     Stage(
         name="train",
-        version=1,
-        kind="policy",
+        artifact="policy",
         run=train,
         sections=no_sections,
         inputs=("data",),
         registered_as="policy",
         render_page=draw,
     ),
-    Stage(
-        name="judge", version=1, kind="verdict", run=judge, sections=no_sections, inputs=("train",), render_page=draw
-    ),
+    Stage(name="judge", artifact="verdict", run=judge, sections=no_sections, inputs=("train",), render_page=draw),
 )
 
 

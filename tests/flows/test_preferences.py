@@ -19,8 +19,9 @@ from rlcore.tasks.presets.graph import checkpoints, contrasts, required_by
 from rlcore.tasks.store.storage import read_table
 from tests.chaos.books import repeated_points
 from tests.flows.conftest import ROOT, arguments, environment, ran
-from tests.flows.homes import folder, record, weights
-from tests.flows.test_recipes import MICRO, comparison, overrides_of, small_run
+from tests.flows.homes import folder, record, weights, without
+from tests.flows.micro import MICRO as TINY
+from tests.flows.test_recipes import MICRO, comparison, overrides_of
 from tests.flows.warm import run_warm
 from tests.processes import wait_for_line
 
@@ -179,8 +180,13 @@ def test_labels_that_are_all_swapped_cannot_pass_where_winners_are_known(tmp_pat
     assert "they look swapped" in done.stderr
 
 
+WIN_RATE = (*(each for each in TINY if not each.startswith("stages.ppo.")), "stages.win_rate.max_unjudged=0.1")
+WIN_RATE = (*WIN_RATE, "stages.win_rate.num_prompts=8", "stages.win_rate.num_human_pairs=8")
+
+
 def judged(home: Path, *overrides: str) -> Path:
-    return small_run(home, "win_rate", *overrides)
+    ran(home, "win_rate", *WIN_RATE, *overrides)
+    return home
 
 
 def account(home: Path) -> dict[str, Any]:
@@ -190,8 +196,11 @@ def account(home: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def judged_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return judged(tmp_path_factory.mktemp("win_rate"))
+def judged_home(micro_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = without(micro_home, tmp_path_factory.mktemp("win_rate") / "home", "ppo", "evaluate_ppo", "compare")
+    for each in ("pages", "reports"):
+        shutil.rmtree(home / each)
+    return judged(home)
 
 
 def test_a_reward_model_judges_and_is_audited_and_the_pages_say_so(judged_home: Path) -> None:

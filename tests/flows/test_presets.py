@@ -25,14 +25,6 @@ def test_every_committed_preset_is_valid_and_its_stages_form_an_order(name: str)
     assert all(ordered.index(i) < ordered.index(s.name) for s in table for i in s.inputs)
 
 
-def test_a_preset_anywhere_may_extend_a_committed_one(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text('extends = "tiny"\nname = "mine"\n[stages.grpo]\nlearning_rate = 2e-6\n')
-    mine, tiny = open_preset(str(path)), open_preset("tiny")
-    assert (mine.name, mine.stages["grpo"].settings.learning_rate) == ("mine", 2e-6)
-    assert (mine.stages["sft"], mine.stages["ppo"]) == (tiny.stages["sft"], tiny.stages["ppo"])
-
-
 def test_an_unknown_preset_is_refused_and_the_known_ones_are_named() -> None:
     with pytest.raises(ConfigError, match="tiny"):
         open_preset("tinny")

@@ -23,7 +23,7 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.promotion.kind import promote_stages
 from rlcore.tasks.store import code_hash
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.code_hash import closure
+from rlcore.tasks.store.code_hash import closure_digests
 from rlcore.tasks.store.settings import Home
 from tests import known_sources
 from tests.flows.conftest import ROOT, environment, flows_command, run_flows
@@ -37,7 +37,7 @@ TOOLS = "stages.{}.sampling.episodes={{tools=['calculator'],max_turn_tokens=20}}
 
 
 def modules_of(stage: Stage, config: RunConfig) -> frozenset[str]:
-    return closure(function_of(stage.run)[0], chosen=stage.chosen(stage.sections(config)))
+    return frozenset(closure_digests(function_of(stage.run)[0], chosen=stage.chosen(stage.sections(config))))
 
 
 def closures(preset: str, *overrides: str) -> dict[str, frozenset[str]]:
@@ -135,7 +135,7 @@ def test_a_recipe_that_runs_code_counts_the_sandbox() -> None:
         ("stages.{}.sampling.agent={{command=['sh']}}", {"rlcore.agents.sampler", "rlcore.agents.gateway"}),
         ("stages.{}.sampling.engine.kind=vllm", {"rlcore.sampling.replicas", "rlcore.sampling.vllm.client"}),
         ("stages.{}.rewards=[{{kind='format',weight=1.0}}]", {"rlcore.rewards.format"}),
-        ("stages.{}.rewards=[{{kind='language',weight=1.0}}]", {"rlcore.rewards.language"}),
+        ("stages.{}.rewards=[{{kind='language',weight=1.0}}]", {"rlcore.rewards.text_rewards"}),
     ],
 )
 def test_what_a_recipe_chooses_is_counted_and_nothing_of_it_is_without_the_choice(
@@ -263,7 +263,9 @@ def reasons(plan: str) -> dict[str, tuple[str, str]]:
 def test_every_stage_that_loads_a_model_to_compute_has_the_machine_in_its_key(name: str) -> None:
     config = open_preset(name)
     computing = {
-        stage.name for stage in stages_of(config) if "rlcore.tasks.steps.runtime" in closure(function_of(stage.run)[0])
+        stage.name
+        for stage in stages_of(config)
+        if "rlcore.tasks.steps.runtime" in closure_digests(function_of(stage.run)[0])
     }
     with_machine = {stage.name for stage in stages_of(config) if "hardware" in stage.sections(config).declared}
     assert with_machine - {"import_sft"} == computing
@@ -329,7 +331,7 @@ def test_no_function_is_called_that_the_key_of_a_stage_does_not_count(name: str,
     config = open_preset("tiny", SMALL)
     stage = next(stage for stage in stages(config) if stage.name == name)
     module, _ = function_of(stage.run)
-    left_out = closure(module) - closure(module, chosen=stage.chosen(stage.sections(config)))
+    left_out = closure_digests(module).keys() - modules_of(stage, config)
     assert "rlcore.sampling.native" in called[name]
     assert sorted(called[name] & left_out) == []
 
@@ -373,7 +375,7 @@ def measure(context: StageContext) -> StageResult:
 
 def stage(name: str, config: RunConfig) -> Stage:
     inputs = stages_of_data(config, config.stages[name].data)
-    return Stage(name=name, version=1, kind="lengths", run=measure, inputs=inputs, sections=own_sections(name))
+    return Stage(name=name, artifact="lengths", run=measure, inputs=inputs, sections=own_sections(name))
 
 
 KIND = StageKind(stage=stage)

@@ -20,51 +20,64 @@ Rows = list[torch.Tensor]
 
 
 def close(ours: Rows, theirs: Rows, exact: Rows, dtype: torch.dtype) -> None:
-    """No row is further from the truth than four times the worst of what anybody would write, and some roundings."""
+    """No row is further from the truth than a few times what anybody would write, and some roundings."""
     unit = torch.finfo(dtype).eps
+    is_strict = ours[0].device.type == "cpu" and dtype != torch.float32
     for mine, other, true in zip(ours, theirs, exact, strict=True):
         size = true.norm(dim=-1).clamp(min=1e-4 * float(true.norm(dim=-1).max()))
         of_mine, of_other = ((each.double().cpu() - true).norm(dim=-1) / size for each in (mine, other))
-        assert float(of_mine.max()) <= 32 * unit + 4 * float(of_other.max())
+        if is_strict:
+            assert bool((of_mine <= 4 * unit + 2 * of_other).all())
+        else:
+            assert float(of_mine.max()) <= 32 * unit + 4 * float(of_other.max())
 
 
 def head_problem(dtype: torch.dtype, sharpness: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """States, a head that is sure of most tokens, and targets, in numbers that ``dtype`` holds."""
+    """States, a head that is sure of most tokens, and targets, mostly the likeliest, in numbers of ``dtype``."""
     draws = torch.Generator().manual_seed(0)
     hidden = torch.randn(NUM_TOKENS, HIDDEN, generator=draws).to(dtype).double()
     head = (sharpness / HIDDEN**0.5 * torch.randn(micro.VOCABULARY, HIDDEN, generator=draws)).to(dtype).double()
-    return hidden, head, (hidden @ head.T).argmax(-1)
+    targets = (hidden @ head.T).argmax(-1)
+    targets[::8] = torch.randint(micro.VOCABULARY, (len(targets[::8]),), generator=draws)
+    return hidden, head, targets
 
 
 def plain_head(hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, dtype: torch.dtype, t: float) -> Rows:
-    """Log-probability and gradient of the states, rows [N, ...], with the product under autocast."""
-    hidden = hidden.detach().requires_grad_()
+    """Log-probability, entropy, gradients of states and head, rows [N, ...], with the product under autocast."""
+    leaves = [each.detach().requires_grad_() for each in (hidden, head)]
     half = dtype.itemsize < 4
     with torch.autocast(hidden.device.type, dtype=dtype if half else torch.bfloat16, enabled=half):
-        logits = hidden @ head.T
+        logits = leaves[0] @ leaves[1].T
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    logprobs = (logits / t).log_softmax(-1).gather(-1, targets[:, None])
-    return [logprobs.detach(), torch.autograd.grad(logprobs.sum(), hidden)[0]]
+    table = (logits / t).log_softmax(-1)
+    logprobs = table.gather(-1, targets[:, None])
+    entropy = -(table.exp() * table).sum(-1, keepdim=True)
+    return [logprobs.detach(), entropy.detach(), *torch.autograd.grad(logprobs.sum() / NUM_TOKENS, leaves)]
 
 
 def test_the_fused_head_and_its_loss(device: torch.device, dtype: torch.dtype) -> None:
     for sharpness, temperature in ((1.0, 1.0), (4.0, 0.6), (12.0, 1.7)):
         hidden, head, targets = head_problem(dtype, sharpness)
         exact = plain_head(hidden, head, targets, torch.float64, temperature)
-        narrow, weight, places = hidden.float().to(device), head.float().to(device), targets.to(device)
-        theirs = plain_head(narrow, weight, places, dtype, temperature)
-        leaf, seen = narrow.clone().requires_grad_(), []
+        leaves = [each.float().to(device).requires_grad_() for each in (hidden, head)]
+        places, seen = targets.to(device), list[Rows]()
+        theirs = plain_head(*leaves, places, dtype, temperature)
 
-        def note(_: slice, logprobs: torch.Tensor, __: torch.Tensor, seen: Rows = seen) -> torch.Tensor:
-            seen.append(logprobs.detach())
-            return logprobs.sum()
+        def note(_: slice, logprobs: torch.Tensor, entropy: torch.Tensor, seen: list[Rows] = seen) -> torch.Tensor:
+            seen.append([logprobs.detach()[:, None], entropy[:, None]])
+            return logprobs.sum() / NUM_TOKENS
 
-        loss = fused_loss(leaf, weight, places, note, lengths=LENGTHS, temperature=temperature, dtype=dtype)
-        fused = [torch.cat(seen)[:, None], torch.autograd.grad(loss, leaf)[0]]
-        close(fused, theirs, exact, dtype)
-        logprobs, _ = chunked_logprobs(leaf, weight, places, temperature=temperature, chunk_size=33, dtype=dtype)
-        close([logprobs.detach()[:, None], torch.autograd.grad(logprobs.sum(), leaf)[0]], theirs, exact, dtype)
-        scores = target_logprobs(narrow, weight, places, temperature=temperature, dtype=dtype)
+        loss = fused_loss(*leaves, places, note, lengths=LENGTHS, temperature=temperature, dtype=dtype)
+        gradients = torch.autograd.grad(loss, leaves)
+        fused = [*map(torch.cat, zip(*seen, strict=True)), *gradients]
+        found = chunked_logprobs(*leaves, places, temperature=temperature, chunk_size=33, dtype=dtype)
+        gradients = torch.autograd.grad(found[0].sum() / NUM_TOKENS, leaves)
+        chunked = [*(each.detach()[:, None] for each in found), *gradients]
+        for ours in (fused, chunked):
+            close(ours, theirs, exact, dtype)
+            if device.type == "cpu":  # from the same rounded logits: as those of a float32 softmax
+                torch.testing.assert_close(ours[:2], theirs[:2], rtol=0, atol=1e-5)
+        scores = target_logprobs(*leaves, places, temperature=temperature, dtype=dtype)
         close([scores[:, None]], theirs[:1], exact[:1], dtype)
 
 
@@ -89,7 +102,11 @@ def test_an_adapted_layer(device: torch.device, dtype: torch.dtype) -> None:
     half = dtype.itemsize < 4
     with torch.autocast(device.type, dtype=dtype if half else torch.bfloat16, enabled=half, cache_enabled=False):
         theirs = run(written_out, given)
-    close(run(low_rank_linear, given), theirs, run(written_out, exact), dtype)
+    ours, true = run(low_rank_linear, given), run(written_out, exact)
+    close(ours, theirs, true, dtype)
+    for mine, other, row in zip(ours, theirs, true, strict=True):
+        worst = [float(((each.double().cpu() - row).norm(dim=-1) / row.norm(dim=-1)).max()) for each in (mine, other)]
+        assert device.type != "cpu" or not half or worst[0] <= 1.1 * worst[1]
 
 
 def test_scalar_heads_are_float32(device: torch.device, dtype: torch.dtype) -> None:

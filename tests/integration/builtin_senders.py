@@ -16,7 +16,7 @@ from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitI
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine, NCCLWeightTransferUpdateInfo
 
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl
-from rlcore.sampling.vllm.transfer import BuiltInTransfer, ControlClient, WeightSource, init_info, world_sizes
+from rlcore.sampling.vllm.transfer import ControlClient, WeightSource, init_info, send_direct, world_sizes
 from rlcore.sampling.vllm.weights import Weights
 
 ASKED: list[tuple[str, Any]] = []
@@ -40,7 +40,7 @@ source, sent = WeightSource(torch.device("cpu")), []
 sender = NCCLTrainerWeightTransferEngine(client=ControlClient(group, sizes), source=source)
 # In the place of the broadcast, which needs a GPU: vLLM's own check of what is sent against what was announced.
 sender._broadcast = lambda source, meta: sent.extend(name for name, _ in sender._checked_iter(source, meta))
-BuiltInTransfer(sender, source).send(Weights(path=Path(sys.argv[1])))
+send_direct(sender, source, Weights(path=Path(sys.argv[1])))
 update = dict(ASKED)["/update_weights"]["update_info"]
 NCCLWeightTransferUpdateInfo(**update)
 found = {

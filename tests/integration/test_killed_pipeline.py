@@ -51,7 +51,7 @@ def step(context):
 
 @flow(name="toy", persist_result=False)
 def toy():
-    stage = Stage(name="step", version=1, kind="x", run=step, sections=lambda config: Sections({}))
+    stage = Stage(name="step", artifact="x", run=step, sections=lambda config: Sections({}))
     run_pipeline([stage], Config(), ["step"], home=find_home(), experiment="toy")
 
 def main():

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.runs import open_tracker
-from rlcore.tasks.tracking.views import results_links, save_results_view
+from rlcore.tasks.tracking.runs import open_tracker, results_links, save_results_view
 from tests.http_servers import free_port, running
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

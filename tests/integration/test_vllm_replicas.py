@@ -25,7 +25,7 @@ from rlcore.models.loading import load_policy
 from rlcore.sampling.base import SamplingParams, take_metrics
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.replicas import ReplicatedSampler, open_servers
-from rlcore.sampling.vllm.server import VllmSampler, open_vllm
+from rlcore.sampling.vllm.server import VllmSampler
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.integration import vllm_runs
@@ -119,7 +119,7 @@ def test_one_server_of_two_parts_is_sent_the_whole_by_each_way(
 ) -> None:
     spec = vllm_runs.make_spec(checkpoint, transfer=transfer)
     config = replace(spec.config, gpus=GpuConfig(tensor_parallel=2))
-    with open_vllm(replace(spec, config=config, max_concurrent=4), tokenizer, say) as engine:
+    with open_servers([replace(spec, config=config, max_concurrent=4)], tokenizer, say) as engine:
         for version in (1, 2):
             engine.load_weights(move(trained, version, 0.03), policy_version=version)
             native = NativeSampler(trained, tokenizer)

@@ -24,9 +24,10 @@ from rlcore.models.importing import import_model
 from rlcore.models.lora import AdaptedModel
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.native import NativeSampler
+from rlcore.sampling.replicas import open_servers
 from rlcore.sampling.vllm.client import call
 from rlcore.sampling.vllm.process import ServerSpec
-from rlcore.sampling.vllm.server import VllmSampler, open_vllm
+from rlcore.sampling.vllm.server import VllmSampler
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.local_learner import merged_state
 from rlcore.training.scoring_models import token_scores
@@ -77,7 +78,8 @@ def make_spec(checkpoint: Path, **settings: Any) -> ServerSpec:
 @contextmanager
 def serving(checkpoint: Path, tokenizer: ChatTokenizer, **settings: Any) -> Iterator[VllmSampler]:
     spec = make_spec(checkpoint, **settings)
-    with open_vllm(spec, tokenizer, say) as sampler:
+    with open_servers([spec], tokenizer, say) as sampler:
+        assert isinstance(sampler, VllmSampler)
         yield sampler
         folder = sampler._process.folder if sampler._process else Path("/")
         processes = psutil.Process().children(recursive=True)

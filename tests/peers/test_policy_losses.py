@@ -14,10 +14,18 @@ import torch
 import verl.trainer.ppo.core_algos as verl_algos
 from verl.workers.config import ActorConfig
 
-from rlcore.algorithms import weighting
+from rlcore.algorithms import table
 from rlcore.algorithms.objective import policy_loss
-from rlcore.algorithms.ratios import sequence_ratio, token_ratio
-from rlcore.algorithms.surrogates import SurrogateFn, cispo, dppo_tv, ppo_clip, reinforce, sapo
+from rlcore.algorithms.surrogates import (
+    SurrogateFn,
+    cispo,
+    dppo_tv,
+    ppo_clip,
+    reinforce,
+    sapo,
+    sequence_ratio,
+    token_ratio,
+)
 from rlcore.algorithms.table import ALGORITHMS, Algorithm
 from tests import strategies
 from tests.peers import openrlhf_functions as openrlhf
@@ -30,9 +38,9 @@ SEEDS = range(5)
 NO_DUAL_CLIP = 1e9  # verl's PPO always has a dual clip (c = 3 by default); this moves it out of the way
 #: our weighting, and verl's name for it
 AGGREGATIONS = {
-    "token-mean": weighting.token_mean,
-    "seq-mean-token-mean": weighting.sequence_mean,
-    "seq-mean-token-sum-norm": partial(weighting.constant, constant_length=9),  # verl takes the padded width, here 9
+    "token-mean": table.token_mean,
+    "seq-mean-token-mean": table.sequence_mean,
+    "seq-mean-token-sum-norm": partial(table.constant, constant_length=9),  # verl takes the padded width, here 9
 }
 
 

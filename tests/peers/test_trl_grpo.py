@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.algorithms import weighting
+from rlcore.algorithms import table
 from rlcore.algorithms.advantages import STD_EPSILON, group_centered, group_normalized
-from rlcore.algorithms.ratios import sequence_ratio
-from rlcore.algorithms.surrogates import cispo, ppo_clip
+from rlcore.algorithms.surrogates import cispo, ppo_clip, sequence_ratio
 from rlcore.algorithms.table import ALGORITHMS, Algorithm
 from rlcore.config import KlConfig
 from rlcore.models.policy import score_sequences
@@ -38,10 +37,10 @@ ROWS: dict[str, tuple[dict[str, Any], Algorithm]] = {
     "grpo": ({"loss_type": "grpo", "epsilon": 0.2}, GRPO),
     "dr_grpo": (
         {"loss_type": "dr_grpo", "epsilon": 0.2, "max_completion_length": MAX_LENGTH},
-        replace(GRPO, weighting=partial(weighting.constant, constant_length=MAX_LENGTH)),
+        replace(GRPO, weighting=partial(table.constant, constant_length=MAX_LENGTH)),
     ),
     "dapo": ({"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28}, ALGORITHMS["dapo"]),
-    "bnpo": ({"loss_type": "bnpo", "epsilon": 0.2}, replace(GRPO, weighting=weighting.token_mean)),
+    "bnpo": ({"loss_type": "bnpo", "epsilon": 0.2}, replace(GRPO, weighting=table.token_mean)),
     # TRL's epsilon_high is the bound of the ratio itself here, ours is its distance from 1.
     "cispo": (
         {"loss_type": "cispo", "epsilon_high": 1.2},

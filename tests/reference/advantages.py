@@ -33,10 +33,6 @@ def group_normalized(rewards: Sequence[float]) -> list[float]:
     return [(reward - mean(rewards)) / population_std(rewards) for reward in rewards]
 
 
-def leave_one_out(rewards: Sequence[float]) -> list[float]:
-    return [reward - mean([other for j, other in enumerate(rewards) if j != i]) for i, reward in enumerate(rewards)]
-
-
 def whiten(numbers: Sequence[float]) -> list[float]:
     """Mean 0, variance 1."""
     return group_normalized(numbers)

@@ -54,12 +54,6 @@ def grpo_loss(sequences: Sequence[Sequence[Token]], *, clip: float, beta: float)
     return total / len(sequences)
 
 
-def value_loss(value: float, old_value: float, target: float, *, clip: float) -> float:
-    """``0.5 max((V - R)^2, (V_clipped - R)^2)`` of one token."""
-    clipped = min(max(value, old_value - clip), old_value + clip)
-    return 0.5 * max((value - target) ** 2, (clipped - target) ** 2)
-
-
 def one_at_a_time(model: PreTrainedModel, sequence: TokenSequence, *, temperature: float = 1.0) -> torch.Tensor:
     """Log-probabilities [T] of one completion from an unpacked, unpadded forward pass with the model's own logits."""
     ids = torch.tensor([sequence.prompt_ids + sequence.completion_ids])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sampling") / "model"
     import_model(ModelConfig(source="scratch", shape=SHAPE), folder, seed=0)
     return folder
+
+
+@pytest.fixture
+def damaged(checkpoint: Path, tmp_path: Path) -> Path:
+    """A copy of the checkpoint."""
+    return Path(shutil.copytree(checkpoint, tmp_path / "damaged"))
 
 
 @pytest.fixture

@@ -384,11 +384,6 @@ def test_turns_are_the_runs_of_own_tokens(mask: list[bool]) -> None:
     assert all(before[1] < after[0] for before, after in pairwise(spans))  # never two in a row
 
 
-def test_turns_are_the_spans_of_the_docstring() -> None:
-    assert turn_spans([True, True, False, True]) == ((0, 2), (3, 4))
-    assert turn_spans([]) == ()
-
-
 @pytest.mark.parametrize(
     ("value", "expected"), [(1.0, True), (0.99, True), (0.989, False), (0.0, False), (None, False)]
 )

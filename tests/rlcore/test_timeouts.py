@@ -20,7 +20,7 @@ from rlcore.rewards.user_function import FunctionReward
 from rlcore.timeouts import CallTimeout
 from rlcore.types import Rollout
 from tests.rlcore.loop.conftest import MakeComponents, Tape, make_components, right_answers, start  # noqa: F401
-from tests.rlcore.rewards.conftest import MakeRollout, make_rollout  # noqa: F401
+from tests.rlcore.rewards.conftest import make_rollout
 
 SHORT = 0.02
 NEVER = 3600.0
@@ -78,7 +78,7 @@ def test_it_runs_in_the_callers_context_with_the_callers_threads(call: Callable[
     assert call(lambda: (variable.get(), torch.get_num_threads())) == (5, torch.get_num_threads())
 
 
-def test_a_reward_may_set_an_alarm_as_graders_of_mathematics_do(make_rollout: MakeRollout) -> None:  # noqa: F811
+def test_a_reward_may_set_an_alarm_as_graders_of_mathematics_do() -> None:
     def right(rollouts: Sequence[Rollout]) -> list[float]:
         rang: list[int] = []
         before = signal.signal(signal.SIGALRM, lambda number, _: rang.append(number))
@@ -95,7 +95,6 @@ def test_a_reward_may_set_an_alarm_as_graders_of_mathematics_do(make_rollout: Ma
 
 
 def test_an_async_reward_that_hangs_is_named(
-    make_rollout: MakeRollout,  # noqa: F811
     released: threading.Event,
 ) -> None:
     async def hangs(rollouts: Sequence[Rollout]) -> list[float]:

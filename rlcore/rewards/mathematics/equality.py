@@ -18,17 +18,20 @@ from rlcore.rewards.mathematics.formula import (
     Items,
     Named,
     Node,
+    Notation,
     Relation,
     Rounded,
     Span,
     Text,
     Value,
+    as_ratio,
+    bare,
     difference,
     mul,
     number,
     renamed,
+    same_notation,
 )
-from rlcore.rewards.mathematics.notations import Notation, as_ratio, same_notation
 from rlcore.rewards.mathematics.numeric_values import UndefinedError, evaluate, exact_rational
 from rlcore.rewards.mathematics.reader import parse_formula
 from rlcore.rewards.mathematics.reading import read
@@ -165,7 +168,7 @@ def _equals_notation(reference: Item, answer: Item) -> bool:
 
 def _equals_rounded(reference: Item, answer: Rounded) -> bool:
     """Accept a value with its rounding as either, if they agree."""
-    value = answer.item.item if isinstance(answer.item, Named) else answer.item
+    value = bare(answer.item)
     quantity, digits = parse_quantity(answer.approximation), _DECIMAL.search(answer.approximation)
     if not isinstance(value, Value) or quantity is None or quantity.is_percent or digits is None:
         return False
@@ -351,12 +354,8 @@ def _without_indices(ours: Items, theirs: Item) -> tuple[Items, Item]:
     others = {_INDEX.sub("", item.name) if isinstance(item, Named) else "" for item in theirs.items}
     if names == {""} or not others <= names | {""} or len(others) != 1:
         return ours, theirs
-    plain = [Items(one.kind, tuple(map(_bare, one.items)), one.joined) for one in (ours, theirs)]
+    plain = [Items(one.kind, tuple(map(bare, one.items)), one.joined) for one in (ours, theirs)]
     return plain[0], plain[1]
-
-
-def _bare(item: Item) -> Item:
-    return item.item if isinstance(item, Named) else item
 
 
 def _unnamed(item: Item, theirs: Items) -> Item:
@@ -370,7 +369,7 @@ def _anonymous(ours: Items, theirs: Items) -> list[Item]:
     names = [item.name for item in theirs.items if isinstance(item, Named)]
     if names and len(names) != len(theirs.items):
         return list(theirs.items)
-    return [item.item if isinstance(item, Named) else item for item in theirs.items]
+    return list(map(bare, theirs.items))
 
 
 def _carried(items: Sequence[Item]) -> tuple[Item, ...]:

@@ -26,10 +26,10 @@ from rlcore.rewards.mathematics.formula import (
     Text,
     Value,
     number,
+    read_notation,
 )
-from rlcore.rewards.mathematics.notations import read_notation
 from rlcore.rewards.mathematics.reader import parse_formula
-from rlcore.rewards.mathematics.spelling import ROW_END, canonical, without_degrees
+from rlcore.rewards.mathematics.spelling import ROW_END, canonical, closing_bracket, without_degrees
 from rlcore.rewards.units import parse_number, parse_quantity, scale_words, separate_unit
 
 _AND_OR = re.compile(r"(?:,? ?(?:\\text\{ ?(?:and|or) ?\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])),?)")
@@ -80,7 +80,7 @@ class _Reading:
     def whole(self, text: str) -> Item:
         inside = re.fullmatch(r"\\text\{([^{}]*)\}", text)
         text = _CHOSEN.sub("", inside.group(1).strip() if inside else text, count=1)
-        if text.startswith("{") and encloses(text):
+        if text.startswith("{") and _encloses(text):
             text = rf"\{{{text[1:-1]}\}}"  # a set in braces without backslashes
         if parse_number(text) is not None:
             return self.value(text)
@@ -161,14 +161,14 @@ class _Reading:
     def bracketed(self, text: str) -> Item:
         if text.replace(" ", "") in _SETS and (text != "R" or self._is_reference):
             return Known(_SETS[text.replace(" ", "")])
-        if text.startswith("\\matrix{") and text.endswith("}") and encloses(text[7:]):
+        if text.startswith("\\matrix{") and text.endswith("}") and _encloses(text[7:]):
             return self._grid(text[8:-1])
-        if text.startswith("\\cases{") and text.endswith("}") and encloses(text[6:]):
+        if text.startswith("\\cases{") and text.endswith("}") and _encloses(text[6:]):
             return self._cases(text[7:-1])
         opening, closing = ("\\{", "\\}") if text.startswith("\\{") else (text[:1], text[-1:])
         if not (text.endswith(closing) and opening in ("(", "[", "\\{") and closing in (")", "]", "\\}")):
             return self.value(text)
-        if len(text) < len(opening) + len(closing) or not encloses(text.replace("\\{", "{").replace("\\}", "}")):
+        if len(text) < len(opening) + len(closing) or not _encloses(text.replace("\\{", "{").replace("\\}", "}")):
             return self.value(text)
         inside = text[len(opening) : len(text) - len(closing)].strip()
         return self._set(inside) if opening == "\\{" else self._span(text, inside, opening, closing)
@@ -302,19 +302,14 @@ def split_top(text: str, pattern: re.Pattern[str]) -> tuple[list[str], list[str]
     return [*parts, text[start:]], found
 
 
+def _encloses(text: str) -> bool:
+    """Return True if the bracket at the start closes at the end."""
+    return closing_bracket(text, 0) == len(text) - 1
+
+
 def is_prose(part: str) -> bool:
     """Return True if a part of a list has many words."""
     return len(re.findall(r"[A-Za-z]{2,}", re.sub(r"\\[A-Za-z]+", " ", part))) > 6
-
-
-def encloses(text: str) -> bool:
-    """Return True if the bracket at the start closes at the end."""
-    depth = 0
-    for index, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if depth == 0:
-            return index == len(text) - 1
-    return False
 
 
 def key(text: str) -> str:

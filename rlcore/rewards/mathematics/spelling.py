@@ -175,7 +175,7 @@ def _called(text: str, name: str, command: str) -> str:
         while start < len(text) and text[start] == " ":
             start += 1
         opening = text[start : start + 1]
-        end = _closing(text, start) if opening and opening in "({" else -1
+        end = closing_bracket(text, start) if opening and opening in "({" else -1
         if end >= 0:
             text = f"{text[:at]}{command}{{{text[start + 1 : end]}}}{text[end + 1 :]}"
         elif name != command and opening not in ("", "["):  # \exp x
@@ -184,7 +184,8 @@ def _called(text: str, name: str, command: str) -> str:
     return text
 
 
-def _closing(text: str, start: int) -> int:
+def closing_bracket(text: str, start: int) -> int:
+    """Return the position of the bracket that closes the one at ``start``, whatever its kind; -1 without one."""
     depth = 0
     for index in range(start, len(text)):
         depth += (text[index] in "([{") - (text[index] in ")]}")

@@ -3,9 +3,9 @@
     python guard.py PARENT_PID FOLDERS COMMAND...
 
 The guard is the engine's parent. It stops the engine on SIGTERM, and when its own parent is gone, whose pid it checks
-twice a second. When the engine's first process ends, it stops the others. It removes the engine's named shared memory
-(hundreds of megabytes) and, if the parent is gone, FOLDERS (joined as in PATH). It imports only the standard library,
-to start quickly.
+ten times a second. When the engine's first process ends, it stops the others. It removes the engine's named shared
+memory (hundreds of megabytes) and, if the parent is gone, FOLDERS (joined as in PATH). It imports only the standard
+library, to start quickly.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 
 GRACE_SECONDS = 10.0  # between SIGTERM and SIGKILL
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.1
 _SCAN_SECONDS = 5.0  # between two scans for shared memory of the engine
 _SHARED = re.compile(r"/dev/shm/(?:psm_|sem\.mp-)\w+")  # names of Python's multiprocessing
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36

@@ -27,6 +27,7 @@ ALONE = 0.85  # fraction of a GPU's memory, for a server without other users of 
 WORKER_FOLDER = Path(__file__).with_name("worker")
 WORKER_PACKAGE = "rlcore_worker"  # package name in the engine's environment
 WORKER_CLASS = f"{WORKER_PACKAGE}.receiver.WeightReceiver"
+BY_FILE: frozenset[TransferKind] = frozenset(("file", "shared_memory"))  # others use vLLM's weight-transfer API
 ADAPTER_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # ranks that vLLM supports; others use the next larger
 _LOG_LINES = 15
 _ERROR = re.compile(r" ERROR .*\w(Error|Exception): ")
@@ -134,7 +135,7 @@ class ServerProcess:
                     where=self.spec.config.python or sys.executable,
                     fix="see the lines above, or raise engine.timeouts.startup_seconds",
                 )
-            time.sleep(0.5)
+            time.sleep(0.1)
         progress(f"vLLM answers after {time.monotonic() - started:.0f} s")
 
     def is_healthy(self) -> bool:
@@ -191,7 +192,7 @@ def command(spec: ServerSpec, python: str, address: Address) -> list[str]:
         options["tensor-parallel-size"] = config.gpus.tensor_parallel
     if config.kv_cache_gib > 0.0:
         options["kv-cache-memory-bytes"] = int(config.kv_cache_gib * 2**30)
-    if spec.transfer != "file":
+    if spec.transfer not in BY_FILE:
         options["weight-transfer-config"] = json.dumps({"backend": spec.transfer})
     if spec.lora_rank:
         options["max-lora-rank"] = next(rank for rank in ADAPTER_RANKS if rank >= spec.lora_rank)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,11 +27,11 @@ import torch
 from rlcore.errors import SamplingError
 from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.progress import advance
-from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.base import SamplingParams, rejection_reason
 from rlcore.sampling.vllm.client import Address, ControlGroup, EngineControl, EngineUnreachableError, address_of, call
 from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, is_healthy
 from rlcore.sampling.vllm.server_sync import ADAPTER, WEIGHTS, WeightSync, publish
-from rlcore.sampling.vllm.transfer import FileTransfer
+from rlcore.sampling.vllm.transfer import send_file
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, differing_parts
 from rlcore.seeding import derive_seed
 from rlcore.text.tokenization import ChatTokenizer
@@ -64,7 +65,7 @@ class _Missed:
 
 
 class VllmSampler:
-    """Rollout engine in separate processes; see :class:`rlcore.sampling.base.Sampler` and :func:`open_vllm`.
+    """Rollout engine in separate processes; see :class:`rlcore.sampling.base.Sampler` .
 
     ``spec.max_concurrent`` bounds concurrent requests. Initially it serves ``spec.model`` as version 0.
     """
@@ -261,9 +262,9 @@ class VllmSampler:
             self.control.set_version(self.policy_version)
             return
         group = ControlGroup([self.control])
-        way = FileTransfer(group, len(checkpoint_shapes(self._spec.model)))
+        send = partial(send_file, group, num_tensors=len(checkpoint_shapes(self._spec.model)))
         try:
-            publish(group, self.served, self.policy_version, way.send)
+            publish(group, self.served, self.policy_version, send)
         except OSError as error:
             raise SamplingError(f"the weights could not be sent to the engine: {error}") from error
 
@@ -280,16 +281,8 @@ class VllmSampler:
 
 
 @contextmanager
-def open_vllm(spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[str], None]) -> Iterator[VllmSampler]:
-    """Open an engine that serves its checkpoint; stop and remove it on exit."""
-    with open_alone(spec, tokenizer, progress) as sampler:
-        sampler.sync.begin()
-        yield sampler
-
-
-@contextmanager
 def open_alone(spec: ServerSpec, tokenizer: ChatTokenizer, progress: Callable[[str], None]) -> Iterator[VllmSampler]:
-    """Open an engine as :func:`open_vllm`, but an external server continues to serve its current weights."""
+    """Open an engine; stop and remove it on exit. An external server continues to serve its current weights."""
     sampler = None
     try:
         yield (sampler := VllmSampler(spec, tokenizer, progress))
@@ -309,14 +302,6 @@ def settings_of(params: SamplingParams, seed: int, tokenizer: ChatTokenizer) -> 
         "ignore_eos": True,
         "stop_token_ids": list(tokenizer.eos_ids),
     }
-
-
-def rejection_reason(prompt: Prompt, max_new_tokens: int, *, limit: int) -> str:
-    """Return why an engine with ``limit`` positions cannot complete a prompt; empty if it can."""
-    needed = len(prompt.token_ids) + max_new_tokens
-    if not prompt.token_ids:
-        return "the prompt has no tokens"
-    return f"prompt and completion need {needed} positions, the engine has {limit}" if needed > limit else ""
 
 
 def rollout_of(prompt: Prompt, choice: Mapping[str, Any], tokenizer: ChatTokenizer) -> Rollout:

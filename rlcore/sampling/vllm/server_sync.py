@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from rlcore.errors import SamplingError
 from rlcore.hardware.out_of_memory import empty_cache
 from rlcore.sampling.vllm.client import ControlGroup, EngineControl
-from rlcore.sampling.vllm.process import ServerSpec
+from rlcore.sampling.vllm.process import BY_FILE, ServerSpec
 from rlcore.sampling.vllm.transfer import Transfer, open_transfer
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, discard, pack
 
@@ -105,7 +105,7 @@ class WeightSync:
     def _publish(self, weights: Weights, policy_version: int) -> None:
         group = ControlGroup([server.control for server in self._servers])
         self._wake([server for server in self._servers if WEIGHTS in server.asleep])
-        publish(group, weights, policy_version, lambda each: self._opened(group).send(each))
+        publish(group, weights, policy_version, lambda each: self._opened(group)(each))
 
     def _wake(self, servers: Sequence[Server]) -> None:
         """Allocate the weights of sleeping servers; caches follow when new weights are verified."""
@@ -118,7 +118,7 @@ class WeightSync:
     def _opened(self, group: ControlGroup) -> Transfer:
         """Return the transport to the servers, reopened after a restart."""
         if self._transfer is None or group.members != self._met:
-            if self._transfer is not None and self._spec.transfer != "file":
+            if self._transfer is not None and self._spec.transfer not in BY_FILE:
                 group.ask("/shutdown_weight_transfer_engine", {})
             self._transfer = open_transfer(self._spec.transfer, group, num_tensors=len(self._shapes))
             self._met = group.members

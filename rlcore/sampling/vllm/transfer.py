@@ -1,51 +1,41 @@
 """Transports of new weights from the trainer to the workers of vLLM servers.
 
-``file`` needs only rlcore's worker. The others use vLLM's weight-transfer API: a handshake, then per update a start,
-the weights and a finish, while the engine is paused. ``nccl`` (between GPUs) and ``ipc`` (on one GPU) are vLLM's
-transports. They need vLLM, which has the senders, in the trainer's environment too.
+``file``, and ``shared_memory``, a file in memory, need only rlcore's worker. The others use vLLM's weight-transfer
+API: a handshake, then per update a start, the weights and a finish, while the engine is paused. ``nccl`` (between GPUs)
+and ``ipc`` (on one GPU) are vLLM's transports. They need vLLM, which has the senders, in the trainer's environment too.
 """
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 
 from rlcore.config import TransferKind
 from rlcore.errors import SamplingError
 from rlcore.sampling.vllm.client import ControlGroup, in_background
-from rlcore.sampling.vllm.weights import Weights
+from rlcore.sampling.vllm.process import BY_FILE
+from rlcore.sampling.vllm.weights import TensorMeta, Weights
 from rlcore.sampling.vllm.worker.gloo import broadcast, join_group, open_store, own_address
 
-
-class Transfer(Protocol):
-    """Transport of weights to a group of servers."""
-
-    def send(self, weights: Weights) -> None:
-        """Send the weights and return when every worker has loaded them.
-
-        Raises:
-            SamplingError: A server refused.
-        """
-        ...
+Transfer = Callable[[Weights], None]
+"""Send the weights and return when every worker has loaded them; SamplingError if a server refuses."""
 
 
 def open_transfer(kind: TransferKind, group: ControlGroup, *, num_tensors: int) -> Transfer:
-    """Open a transport to running servers with a handshake. Reopen it after a server was restarted.
+    """Open a transport to running servers. Reopen one with a handshake after a server was restarted.
 
     Raises:
         SamplingError: A server was started for another transport, or servers are reached by different interfaces.
     """
-    if kind == "file":
-        return FileTransfer(group, num_tensors)
-    if kind == "shared_memory":
-        return SharedMemoryTransfer(group, num_tensors)
+    if kind in BY_FILE:
+        return partial(send_file, group, num_tensors=num_tensors)
     if kind == "gloo":
-        return GlooTransfer(group)
-    return open_builtin(kind, group, host=rendezvous_host(group), sizes=world_sizes(group))
+        return GlooTransfer(group).send
+    return partial(send_direct, *_open_direct(kind, group))
 
 
 def world_sizes(group: ControlGroup) -> list[int]:
@@ -69,31 +59,12 @@ def rendezvous_host(group: ControlGroup) -> str:
     return hosts.pop()
 
 
-class FileTransfer:
-    """Transport by the path of a file that the workers read: the fallback."""
-
-    def __init__(self, group: ControlGroup, num_tensors: int) -> None:
-        self._group, self._num_tensors = group, num_tensors
-
-    def send(self, weights: Weights) -> None:
-        path = str(weights.stored().resolve())
-        for answer in self._group.ask("/collective_rpc", {"method": "receive_weights", "args": [path]}):
-            if any(result["tensors"] != self._num_tensors for result in answer["results"]):
-                raise SamplingError(f"a worker read tensors that were not sent: {answer['results']}", where=path)
-
-
-class SharedMemoryTransfer:
-    """Transport by the path of a file in memory, with the number of its tensors."""
-
-    def __init__(self, group: ControlGroup, num_tensors: int) -> None:
-        self._group, self._num_tensors = group, num_tensors
-        group.ask("/init_weight_transfer_engine", {"init_info": {}})
-
-    def send(self, weights: Weights) -> None:
-        update = {"path": str(weights.stored().resolve()), "num_tensors": self._num_tensors}
-        self._group.ask("/start_weight_update", {})
-        self._group.ask("/update_weights", {"update_info": update})
-        self._group.ask("/finish_weight_update", {})
+def send_file(group: ControlGroup, weights: Weights, *, num_tensors: int) -> None:
+    """Send the path of a file, on disk or in memory, that the workers read."""
+    path = str(weights.stored().resolve())
+    for answer in group.ask("/collective_rpc", {"method": "receive_weights", "args": [path]}):
+        if any(result["tensors"] != num_tensors for result in answer["results"]):
+            raise SamplingError(f"a worker read tensors that were not sent: {answer['results']}", where=path)
 
 
 class GlooTransfer:
@@ -105,13 +76,14 @@ class GlooTransfer:
         self._store = open_store(host, size)  # the group needs the store while it exists
         meeting = in_background(lambda: join_group(self._store, 0, size, host=host))
         where = {"host": host, "port": self._store.port, "size": size}
-        payloads = [{"init_info": {**where, "first_rank": first}} for first in first_ranks(sizes)]
+        firsts = [1 + sum(sizes[:number]) for number in range(len(sizes))]  # the trainer is rank 0
+        payloads = [{"init_info": {**where, "first_rank": first}} for first in firsts]
         group.ask_each("/init_weight_transfer_engine", payloads)
         self._members = meeting.result()
 
     def send(self, weights: Weights) -> None:
         """Send; if a server refuses, wait until server and group have ended."""
-        names, dtypes, shapes = zip(*weights.listed(), strict=True)
+        names, dtypes, shapes = zip(*weights.metadata(), strict=True)
         update = {"names": names, "dtypes": [str(dtype).removeprefix("torch.") for dtype in dtypes], "shapes": shapes}
         self._group.ask("/start_weight_update", {})
         sending = in_background(lambda: self._broadcast(weights))
@@ -124,20 +96,6 @@ class GlooTransfer:
             broadcast(self._members, tensor.cpu())
 
 
-def first_ranks(sizes: Sequence[int]) -> list[int]:
-    """Return the rank of each server's first worker. The trainer is rank 0."""
-    return [1 + sum(sizes[:number]) for number in range(len(sizes))]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorMeta:
-    """Metadata of a tensor, which vLLM needs before it is sent."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
 class WeightSource:
     """Weights as vLLM's senders read them: first the metadata of all tensors, then the tensors on the GPU."""
 
@@ -146,9 +104,8 @@ class WeightSource:
         self._device = device
 
     def metadata(self) -> list[TensorMeta]:
-        """Return name, type and shape of every tensor, in sending order."""
         assert self.weights is not None
-        return [TensorMeta(name, dtype, shape) for name, dtype, shape in self.weights.listed()]
+        return self.weights.metadata()
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         assert self.weights is not None
@@ -186,31 +143,22 @@ class ControlClient:
         self._group.ask("/finish_weight_update", {})
 
 
-class BuiltInTransfer:
-    """Transport by one of vLLM's senders; see :class:`Transfer`."""
-
-    def __init__(self, sender: Any, source: WeightSource) -> None:
-        self._sender, self._source = sender, source
-
-    def send(self, weights: Weights) -> None:
-        self._source.weights = weights
-        self._sender.send_weights()
-        self._source.weights = None
-
-
-def open_builtin(kind: str, group: ControlGroup, *, host: str, sizes: Sequence[int]) -> BuiltInTransfer:
-    """Open ``nccl`` or ``ipc`` with a handshake. ``host`` is this machine's address, as servers reach it.
-
-    Raises:
-        SamplingError: A server refused.
-    """
+def _open_direct(kind: TransferKind, group: ControlGroup) -> tuple[Any, WeightSource]:
+    """Return vLLM's sender of ``nccl`` or ``ipc`` after its handshake, and what it reads."""
     from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 
-    source = WeightSource(torch.device("cuda", torch.cuda.current_device()))
+    source, sizes = WeightSource(torch.device("cuda", torch.cuda.current_device())), world_sizes(group)
     sender = WeightTransferTrainerFactory.trainer_init(
-        init_info(kind, host, sizes), client=ControlClient(group, sizes), source=source
+        init_info(kind, rendezvous_host(group), sizes), client=ControlClient(group, sizes), source=source
     )
-    return BuiltInTransfer(sender, source)
+    return sender, source
+
+
+def send_direct(sender: Any, source: WeightSource, weights: Weights) -> None:
+    """Send by vLLM's ``sender``, which reads ``source``."""
+    source.weights = weights
+    sender.send_weights()
+    source.weights = None
 
 
 def init_info(kind: str, host: str, sizes: Sequence[int]) -> Any:

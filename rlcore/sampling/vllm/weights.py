@@ -1,7 +1,13 @@
-"""Weights for a vLLM engine: checks, files that another process reads, and comparison with the engine."""
+"""Weights for a vLLM engine: names, checks, files that another process reads, and comparison with the engine.
+
+transformers renames and fuses weights in memory: the experts of a layer are one tensor in memory and hundreds in a
+checkpoint, and GPT-NeoX's head has another name. Its reversed conversion gives the stored names, here for one tensor at
+a time, so that no second model is in memory.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import shutil
@@ -12,16 +18,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
+from transformers import AutoConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from rlcore.config import TransferKind
-from rlcore.errors import SamplingError
+from rlcore.errors import ModelError, SamplingError
 from rlcore.models.lora import AdaptedModel, MergedState
-from rlcore.models.weight_names import to_checkpoint_names
-from rlcore.sampling.vllm.process import ServerSpec
+from rlcore.models.model_validation import empty_model
+from rlcore.sampling.base import weight_mismatches
+from rlcore.sampling.vllm.process import BY_FILE, ServerSpec
 from rlcore.sampling.vllm.worker.checksums import adapter_part, add, bit_checksum, state_checksums
 
 DIRECT: frozenset[TransferKind] = frozenset(("nccl", "ipc"))  # from GPU to GPU, without a file
@@ -29,6 +38,14 @@ _MEMORY = Path("/dev/shm")
 _DTYPES: Mapping[torch.dtype, str] = MappingProxyType(
     {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
 )
+
+
+class TensorMeta(NamedTuple):
+    """Metadata of a tensor, which vLLM needs before it is sent."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -52,11 +69,11 @@ class Weights:
         """Yield every tensor by its checkpoint name, always in the same order."""
         return iter(self.live.items()) if self.live is not None else stored_tensors(self.path)
 
-    def listed(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+    def metadata(self) -> list[TensorMeta]:
         """Return name, type and shape of every tensor, in that order, converting none."""
         if self.live is not None:
-            return [(name, self.live.dtype, shape) for name, shape in self.live.shapes.items()]
-        return [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in stored_tensors(self.path)]
+            return [TensorMeta(name, self.live.dtype, shape) for name, shape in self.live.shapes.items()]
+        return [TensorMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in stored_tensors(self.path)]
 
     def stored(self) -> Path:
         """Return the path for a server, writing the file first if it does not exist.
@@ -87,7 +104,7 @@ def pack(
     """
     adapted = state.adapted if isinstance(state, MergedState) and spec.lora_rank else None
     state = state if adapted else to_checkpoint_names(state, spec.model)
-    problems = adapter_mismatches(shapes, adapted.adapter_shapes()) if adapted else shape_mismatches(shapes, state)
+    problems = adapter_mismatches(shapes, adapted.adapter_shapes()) if adapted else weight_mismatches(shapes, state)
     if problems:
         raise SamplingError(
             f"these weights do not fit the engine's model: {'; '.join(problems[:5])}",
@@ -108,9 +125,7 @@ def needs_file(spec: ServerSpec) -> bool:
 
     A restarted server can get the trainer's weights unless these change while it samples.
     """
-    if spec.transfer in ("file", "shared_memory"):
-        return True
-    return not spec.url and (spec.transfer not in DIRECT or spec.trainer_moves)
+    return spec.transfer in BY_FILE or (not spec.url and (spec.transfer not in DIRECT or spec.trainer_moves))
 
 
 def discard(path: Path) -> None:
@@ -128,20 +143,6 @@ def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(path, framework="pt") as file:
             shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 no mapping
     return shapes
-
-
-def shape_mismatches(shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return why ``state`` does not match the checkpoint. A second name of a stored tensor must have equal values."""
-    missing = [f"{name} is missing" for name in shapes if name not in state]
-    other = [
-        f"{name} has a different shape" for name in shapes if name in state and tuple(state[name].shape) != shapes[name]
-    ]
-    extra = [
-        f"{name} is unknown, or tied in the engine and different here"
-        for name in state
-        if name not in shapes and not any(_is_same(state[name], state[twin]) for twin in shapes if twin in state)
-    ]
-    return sorted(missing + other + extra)
 
 
 def adapter_mismatches(shapes: Mapping[str, tuple[int, ...]], adapter: Mapping[str, tuple[int, int]]) -> list[str]:
@@ -220,10 +221,6 @@ def fits_in_memory(num_bytes: int) -> bool:
     return _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > 3 * num_bytes
 
 
-def _is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and (one.data_ptr() == other.data_ptr() or torch.equal(one, other))
-
-
 def differing_parts(
     answers: Sequence[Mapping[str, Any]],
     state: Mapping[str, torch.Tensor],
@@ -260,3 +257,68 @@ def adapter_checksums(adapted: AdaptedModel, dtype: torch.dtype) -> dict[str, in
         kept = parameter.detach().to(dtype)
         add(sums, adapter_part(name), bit_checksum(kept * scale if ".lora_B." in name else kept))
     return sums
+
+
+_CACHED = 8  # converted tensors to keep: the projections of one layer are read alternately
+
+
+def to_checkpoint_names(state: Mapping[str, torch.Tensor], checkpoint: Path) -> Mapping[str, torch.Tensor]:
+    """Map a complete ``state_dict()`` to the names in ``checkpoint``; returns it unchanged if the names agree.
+
+    Raises:
+        ModelError: The library's conversion needs several tensors together.
+    """
+    model, sources = _layout(checkpoint)
+    return state if all(name == source for name, source in sources.items()) else _CheckpointNames(state, model, sources)
+
+
+class _CheckpointNames(Mapping[str, torch.Tensor]):
+    """Tensors of ``state`` by stored names, converted when they are read.
+
+    ``sources``: name in ``state`` by stored name.
+    """
+
+    def __init__(self, state: Mapping[str, torch.Tensor], model: PreTrainedModel, sources: Mapping[str, str]) -> None:
+        used = set(sources.values())
+        self._state, self._model = state, model
+        self._sources = {name: source for name, source in sources.items() if source in state}
+        self._sources |= {name: name for name in state if name not in used}
+        self._converted: dict[str, dict[str, torch.Tensor]] = {}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        source = self._sources[name]
+        if source not in self._converted:
+            while len(self._converted) >= _CACHED:
+                del self._converted[next(iter(self._converted))]
+            self._converted[source] = _convert(self._model, source, self._state[source])
+        return self._converted[source][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+
+def _convert(model: PreTrainedModel, name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
+    converted: dict[str, torch.Tensor] = revert_weight_conversion(model, {name: tensor})
+    return converted
+
+
+@functools.lru_cache(maxsize=4)
+def _layout(checkpoint: Path) -> tuple[PreTrainedModel, Mapping[str, str]]:
+    """Return a checkpoint's model without weights, and its name in memory by stored name."""
+    model = empty_model(AutoConfig.from_pretrained(checkpoint, local_files_only=True))
+    state = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
+    whole = revert_weight_conversion(model, state)
+    parts = {name: _convert(model, name, tensor) for name, tensor in state.items()}
+    sources = {stored: name for name, converted in parts.items() for stored in converted}
+    if sources.keys() != whole.keys() or any(
+        whole[stored].shape != parts[name][stored].shape for stored, name in sources.items()
+    ):
+        raise ModelError(
+            f"the weights of {type(model).__name__} cannot be converted to checkpoint names one by one",
+            where=str(checkpoint),
+            fix="use sampling.engine.kind = 'native'",
+        )
+    return model, sources

@@ -6,7 +6,7 @@ from functools import partial
 
 from rlcore.config import ModelConfig
 from rlcore.errors import ModelError
-from rlcore.models.source_files import source_digest
+from rlcore.models.files import source_digest
 from rlcore.tasks.kinds.kind import IMPORT, Lazy, Stage, sections
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, sections_of
@@ -51,8 +51,7 @@ def source_files(config: Sections) -> str:
 
 IMPORTED = Stage(
     name=IMPORT,
-    version=1,
-    kind="checkpoint",
+    artifact="checkpoint",
     registered_as="base",
     run=Lazy("rlcore.tasks.kinds.base.step:run_import_sft"),
     sections=import_sections,
@@ -65,8 +64,7 @@ def start_stage(name: str, model: str) -> Stage:
     """Return the stage that imports a registered model as starting point or reference policy."""
     return Stage(
         name=name,
-        version=1,
-        kind="checkpoint",
+        artifact="checkpoint",
         run=partial(Lazy("rlcore.tasks.kinds.base.step:run_start"), model=model),
         inputs=(IMPORT,),
         sections=sections(),

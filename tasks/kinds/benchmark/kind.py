@@ -15,8 +15,7 @@ from rlcore.strict_config import INLINE
 from rlcore.tasks.drawing.levels import format_level
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds import Product, Rows
-from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint
-from rlcore.tasks.presets.graph import start_of
+from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_start
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.markdown import plain
 from rlcore.tasks.store.storage import read_json
@@ -38,11 +37,10 @@ class BenchmarkStage:
 def benchmark_stage(name: str, config: RunConfig) -> Stage:
     """Return the stage that runs a benchmark's tasks on a checkpoint."""
     own = config.stage(name, BenchmarkStage)
-    policy = stage_of_checkpoint(start_of(name, own))
+    policy = stage_of_start(name, own)
     return Stage(
         name=name,
-        version=1,
-        kind="benchmark",
+        artifact="benchmark",
         render_page=benchmark_page,
         run=partial(Lazy("rlcore.tasks.kinds.benchmark.step:run_benchmark"), policy=policy),
         inputs=(policy,),

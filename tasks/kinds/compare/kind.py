@@ -15,8 +15,7 @@ def compare_stage(config: RunConfig) -> Stage:
     compared = (name for name in stage_order(config) if config.stages[name].is_compared)
     return Stage(
         name="compare",
-        version=1,
-        kind="comparison",
+        artifact="comparison",
         render_page=Lazy("rlcore.tasks.kinds.compare.page:comparison_page"),
         run=partial(
             Lazy("rlcore.tasks.kinds.compare.step:run_compare"),

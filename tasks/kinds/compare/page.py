@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from rlcore.tasks.drawing.plots import History, eval_points, head_to_head_curves
 from rlcore.tasks.drawing.result import Result, of_kind
 from rlcore.tasks.kinds.benchmark.kind import render as benchmark_text
 from rlcore.tasks.kinds.compare.step import evaluations_in, greedy_answers
-from rlcore.tasks.kinds.win_rate.page import render as win_rate_text
+from rlcore.tasks.kinds.win_rate.kind import render as win_rate_text
 from rlcore.tasks.store.markdown import excerpt, plain
 from rlcore.tasks.store.storage import read_json
 
@@ -37,22 +37,9 @@ def comparison_page(result: Result, folder: Path) -> str:
     answers = {name: greedy_answers(each) for name, each in evaluations_in(inputs).items()}
     page = render(result.preset, compared, histories, answers, confidence=confidence)
     page += f"\n{note}\n" if (note := other_levels(result.levels, confidence)) else ""
-    page += "".join(
-        "\n" + reward_model_section(name, read_json(each / "metrics.json"), confidence=level[name])
-        for name, each in of_kind("reward_model", inputs).items()
-    )
-    page += "".join(
-        "\n" + rejection_section(name, read_json(each / "rejection.json"), confidence=level[name])
-        for name, each in of_kind("rejection", inputs).items()
-    )
-    page += "".join(
-        f"\n## {name}: win rate\n\n" + win_rate_text(read_json(each / "win_rate.json"), confidence=confidence)
-        for name, each in of_kind("win_rate", inputs).items()
-    )
-    page += "".join(
-        f"\n## {name}: benchmark\n\n" + benchmark_text(read_json(each / "benchmark.json"), confidence=confidence)
-        for name, each in of_kind("benchmark", inputs).items()
-    )
+    for kind, (title, file, text_of) in _SECTIONS.items():
+        for name, each in of_kind(kind, inputs).items():
+            page += f"\n## {name}{title}\n\n" + text_of(read_json(each / file), confidence=level[name])
     (folder / "comparison.md").write_text(page, encoding="utf-8")
     _draw(result, folder, compared, histories)
     return page
@@ -170,10 +157,9 @@ def changed_answers(before: pd.DataFrame, after: pd.DataFrame, *, count: int = 5
     return "\n".join(lines) if len(changed) else "None."
 
 
-def reward_model_section(name: str, metrics: Mapping[str, float], *, confidence: float) -> str:
+def reward_model_section(metrics: Mapping[str, float], *, confidence: float) -> str:
     """Render the held-out metrics of a reward model."""
     return (
-        f"## {name} on held-out pairs\n\n"
         f"Accuracy {metrics['rm/eval_accuracy']:.3f} "
         f"[{metrics['rm/eval_accuracy_low']:.3f}, {metrics['rm/eval_accuracy_high']:.3f}] ({format_level(confidence)}) "
         f"on {metrics['rm/eval_pairs']:.0f} pairs; the longer answer {metrics['rm/length_accuracy']:.3f}; "
@@ -181,14 +167,21 @@ def reward_model_section(name: str, metrics: Mapping[str, float], *, confidence:
     )
 
 
-def rejection_section(name: str, summary: Mapping[str, Any], *, confidence: float) -> str:
+def rejection_section(summary: Mapping[str, Any], *, confidence: float) -> str:
     """Describe how many answers of the policy became demonstrations, and its accuracy."""
     total, rate = summary["all"], summary["all"]["pass_rate"]
     went = ", ".join(f"{count} {reason}" for reason, count in summary["dropped"].items() if count)
     return (
-        f"## {name}: rejection sampling\n\n"
         f"{total['sampled']} answers to {total['num_prompts']} prompts, {total['verified']} verified, "
         f"{total['kept']} kept ({summary['train']} to train on, {summary['eval']} held out); "
         f"pass rate {rate['mean']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}] ({format_level(confidence)}). "
         f"Not kept: {went or 'none'}.\n"
     )
+
+
+_SECTIONS: Mapping[str, tuple[str, str, Callable[..., str]]] = {  # by kind: title, file, and text of its content
+    "reward_model": (" on held-out pairs", "metrics.json", reward_model_section),
+    "rejection": (": rejection sampling", "rejection.json", rejection_section),
+    "win_rate": (": win rate", "win_rate.json", win_rate_text),
+    "benchmark": (": benchmark", "benchmark.json", benchmark_text),
+}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.kind import IMPORT, Lazy, Stage, stage_of_checkpoint, stages_of_data
-from rlcore.tasks.presets.data import POLICY, DatasetConfig
+from rlcore.tasks.presets.data import POLICY
 from rlcore.tasks.presets.graph import graders_of, prompt_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, chosen_by, data_sections
@@ -27,43 +27,32 @@ _GRADING = ("verifiers", "tokens_per_microbatch")  # keys of an evaluation that 
 
 
 def data_stage(name: str, config: RunConfig) -> Stage:
-    """Return the stage that prepares a dataset. It rejects or drops held-out prompts of other datasets."""
+    """Return the stage that prepares a dataset, from a file or a policy, without held-out prompts of other datasets."""
     data, asked = config.data[name], prompt_data(config)
     held_out = stages_of_data(config, asked[: asked.index(name)] if data.has_prompts else asked)
-    if resolve_adapter(data) == POLICY:
-        return _prepare_sampled(name, data, asked, held_out)
-    graders = graders_of(config, name)
-    return Stage(
+    stage = partial(
+        Stage,
         name=prepare_stage_name(name),
-        version=1,
-        kind="dataset",
+        artifact="dataset",
         render_page=data_page,
+        source_digest=_source_digest,
+    )
+    if resolve_adapter(data) == POLICY:
+        step, policy = "rlcore.tasks.kinds.data.sampled_step:run_prepare_sampled", stage_of_checkpoint(data.policy)
+        return stage(
+            run=partial(Lazy(step), name=name, policy=policy, prompts=asked, held_out=held_out),
+            inputs=(policy, *held_out),
+            sections=partial(data_sections, name=name, names=("evaluation", "engine", "hardware")),
+            observers=tuple(
+                f"evaluation.{each.name}" for each in fields(EvaluationConfig) if each.name not in _GRADING
+            ),
+        )
+    graders = graders_of(config, name)
+    return stage(
         run=partial(Lazy("rlcore.tasks.kinds.data.step:run_prepare"), name=name, held_out=held_out, graders=graders),
         inputs=(IMPORT, *held_out),
         sections=partial(data_sections, name=name),
-        source_digest=_source_digest,
         chosen=partial(chosen_by, graders=graders),
-    )
-
-
-def _prepare_sampled(name: str, data: DatasetConfig, asked: tuple[str, ...], held_out: tuple[str, ...]) -> Stage:
-    policy = stage_of_checkpoint(data.policy)
-    return Stage(
-        name=prepare_stage_name(name),
-        version=1,
-        kind="dataset",
-        render_page=data_page,
-        run=partial(
-            Lazy("rlcore.tasks.kinds.data.sampled_step:run_prepare_sampled"),
-            name=name,
-            policy=policy,
-            prompts=asked,
-            held_out=held_out,
-        ),
-        inputs=(policy, *held_out),
-        sections=partial(data_sections, name=name, names=("evaluation", "engine", "hardware")),
-        observers=tuple(f"evaluation.{each.name}" for each in fields(EvaluationConfig) if each.name not in _GRADING),
-        source_digest=_source_digest,
     )
 
 

@@ -18,9 +18,8 @@ from rlcore.tasks.presets.data import POLICY, DatasetConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.rewards import verifier
 from rlcore.tasks.steps.rollout_engine import open_engine
-from rlcore.tasks.steps.runtime import open_runtime
-from rlcore.tasks.steps.tokens import read_prompt_sets
-from rlcore.tasks.steps.workload import Workload
+from rlcore.tasks.steps.rows import read_prompt_sets
+from rlcore.tasks.steps.runtime import Workload, open_runtime
 from rlcore.tasks.store.storage import write_table
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout

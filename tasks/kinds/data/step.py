@@ -16,10 +16,9 @@ from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig, too_few_held_out
 from rlcore.tasks.presets.graph import NO_GRADERS, Graders
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
-from rlcore.tasks.steps.data import Use, is_exact, prepare_dataset
+from rlcore.tasks.steps.data import is_exact, prepare_dataset
 from rlcore.tasks.store.storage import read_column
-from rlcore.text.token_counts import encode_all, max_prompt_tokens, max_text_tokens, prompt_lengths
-from rlcore.text.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer, encode_all, max_prompt_tokens, max_text_tokens, prompt_lengths
 from rlcore.types import Message
 
 LATER = "use other rows for one of the two, or name this dataset before the other"
@@ -49,12 +48,14 @@ def prepare(
     graders: Graders = NO_GRADERS,
 ) -> StageResult:
     """Gate a dataset into a snapshot without the prompts that the stages ``held_out`` evaluate on."""
-    use = Use(evaluated=evaluated_prompts(context, held_out), graders=graders)
     meter = token_meter(ChatTokenizer.load(tokenizer))
     # The work folder comes first: if the gate rejects the data, the error names quarantine and report there.
     snapshot = context.work / "snapshot"
     snapshot.mkdir(exist_ok=True)
-    report = prepare_dataset(config.kind, config, seed=context.seed, tokens=meter, folder=snapshot, use=use)
+    evaluated = evaluated_prompts(context, held_out)
+    report = prepare_dataset(
+        config, seed=context.seed, tokens=meter, folder=snapshot, evaluated=evaluated, graders=graders
+    )
     if error := too_few_held_out(config, report.num_eval):
         raise DataError(error, where=f"{context.stage}: num_eval")
     shutil.copytree(snapshot, context.folder, dirs_exist_ok=True)

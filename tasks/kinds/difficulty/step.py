@@ -18,8 +18,8 @@ from rlcore.evaluation.intervals import Interval, accuracy, mean_fraction
 from rlcore.sampling.rejection import Candidate
 from rlcore.tasks.drawing.levels import format_interval
 from rlcore.tasks.steps.base import StageContext, StageResult
+from rlcore.tasks.steps.rows import id_in_dataset
 from rlcore.tasks.steps.sampled_answers import answered_prompts
-from rlcore.tasks.steps.tokens import id_in_dataset
 from rlcore.tasks.store.storage import write_json, write_table
 from rlcore.types import Prompt
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from pathlib import Path
 
 import torch
 
@@ -12,7 +10,6 @@ from rlcore.checks.causes import unchanged
 from rlcore.config import DpoConfig
 from rlcore.evaluation.intervals import pair_accuracy
 from rlcore.models.integrity import verify_model, write_model_digest
-from rlcore.models.runtime import Runtime
 from rlcore.tasks.drawing.levels import with_bounds
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.pair_data import numbered, read_pair_data
@@ -31,11 +28,15 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
     data = read_pair_data(context, tokenizer)
     num_steps = config.num_epochs * -(-len(preference_sets(data.train)) // config.batch_size)
     history: list[Mapping[str, float]] = []
-
     report = step_reporter(context, history, "dpo", num_steps=num_steps)
     with (
         open_runtime(context.config.hardware, seed=context.seed) as runtime,
-        _learner(context, checkpoint, runtime) as learner,
+        open_supervised(
+            context,
+            checkpoint,
+            runtime,
+            here=lambda: DpoLearner(dpo_policy(checkpoint, config, runtime, seed=context.seed), config),
+        ) as learner,
     ):
         margins = run_dpo_steps(learner, data.train, data.held_out, config, seed=context.seed, report=report)
         learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.like_start)
@@ -48,14 +49,6 @@ def run_dpo(context: StageContext, *, start: str) -> StageResult:
     accuracy, pairs = figures["dpo/eval_accuracy"], figures["dpo/eval_pairs"]
     context.log(f"eval_accuracy={accuracy:.3f} n={pairs:.0f}")
     return StageResult(metrics=figures | {"memory/peak_gib": memory})
-
-
-def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> AbstractContextManager[DpoLearner]:
-    def here() -> DpoLearner:
-        config, seed = context.config.stage.settings, context.seed
-        return DpoLearner(dpo_policy(checkpoint, config, runtime, seed=seed), config)
-
-    return open_supervised(context, checkpoint, runtime, here=here)
 
 
 def _figures(

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 from rlcore.tasks.kinds.kind import Lazy, Stage, sections
 
 if TYPE_CHECKING:
-    from rlcore.tasks.tracking.past import ChampionLineage
+    from rlcore.tasks.tracking.lineage import ChampionLineage
 
 
 def drift_stage(data: Sequence[str], past: ChampionLineage) -> Stage:
     """Return the gate that compares the rows of the stages ``data`` with those that trained the champion."""
     return Stage(
         name="drift",
-        version=1,
-        kind="report",
+        artifact="report",
         render_page=Lazy("rlcore.tasks.kinds.drift.page:drift_page"),
         run=partial(
             Lazy("rlcore.tasks.kinds.drift.step:run_drift"),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from rlcore.data_contracts.drift.comparison import ColumnDrift, Move
+from rlcore.data_contracts.drift.comparison import ColumnDrift
+from rlcore.strict_config import build
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.drift.step import DatasetDrift, moves_of, sentence_of
 from rlcore.tasks.store.markdown import plain
@@ -17,7 +17,7 @@ _DIGITS = 12
 
 def drift_page(result: Result, folder: Path) -> str:
     """Write ``drift.md``."""
-    page = render([_dataset(document) for document in read_json(result.data / "drift.json")])
+    page = render([build(DatasetDrift, document) for document in read_json(result.data / "drift.json")])
     (folder / "drift.md").write_text(page, encoding="utf-8")
     return page
 
@@ -53,16 +53,3 @@ def _row(column: ColumnDrift) -> str:
         f"| {column.column} | {level} | {column.psi:.3f} | {column.psi_by_chance:.3f} | {ks} | {by_chance} | {means} "
         f"| {column.before} → {column.after} | {plain(moves_of(column))} |"
     )
-
-
-def _dataset(document: dict[str, Any]) -> DatasetDrift:
-    columns = tuple(_column(column) for column in document["columns"])
-    return DatasetDrift(
-        **{**document, "columns": columns, "left_out": tuple(document["left_out"]), "lost": tuple(document["lost"])}
-    )
-
-
-def _column(document: dict[str, Any]) -> ColumnDrift:
-    means = tuple(document["means"]) if document["means"] else None
-    moves = tuple(Move(**move) for move in document["moves"])
-    return ColumnDrift(**{**document, "means": means, "moves": moves})

@@ -20,14 +20,13 @@ from rlcore.models.integrity import verify_model
 from rlcore.rewards.base import RewardFn, failed_score, score_each
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
-from rlcore.tasks.drawing.levels import format_interval
+from rlcore.tasks.drawing.levels import format_interval, with_bounds
 from rlcore.tasks.presets.settings import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.rewards import verifier
 from rlcore.tasks.steps.rollout_engine import longest, open_engine, open_player
-from rlcore.tasks.steps.runtime import open_runtime
-from rlcore.tasks.steps.tokens import read_prompt_sets
-from rlcore.tasks.steps.workload import Workload
+from rlcore.tasks.steps.rows import read_prompt_sets
+from rlcore.tasks.steps.runtime import Workload, open_runtime
 from rlcore.tasks.store.storage import write_table
 from rlcore.types import CORRECT_FROM, FailedRollout, Prompt, Rollout, Score, is_correct
 
@@ -157,21 +156,12 @@ def summarise(table: pd.DataFrame, config: EvaluationConfig, *, seed: int) -> di
     }
     if graded.empty:
         return summary
-    interval = accuracy(graded["correct"].tolist(), confidence=config.confidence)
-    summary |= {
-        "eval/accuracy": interval.mean,
-        "eval/accuracy_low": interval.low,
-        "eval/accuracy_high": interval.high,
-    }
+    summary |= with_bounds("eval/accuracy", accuracy(graded["correct"].tolist(), confidence=config.confidence))
     sampled = table[(table["mode"] == "sampled") & table["is_graded"]]
     if len(sampled):
         right = sampled.groupby("prompt_id", sort=True)["correct"].agg(["sum", "size"])
         for k in sorted({1, config.num_samples}):
             values = [pass_at_k(int(n), int(c), k) for c, n in right.itertuples(index=False)]
             mean = mean_fraction(values, confidence=config.confidence, seed=seed)
-            summary |= {
-                f"eval/pass_at_{k}": mean.mean,
-                f"eval/pass_at_{k}_low": mean.low,
-                f"eval/pass_at_{k}_high": mean.high,
-            }
+            summary |= with_bounds(f"eval/pass_at_{k}", mean)
     return summary

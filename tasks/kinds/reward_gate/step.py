@@ -27,7 +27,7 @@ from rlcore.tasks.steps.runtime import open_runtime
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.settings import find_home
 from rlcore.tasks.store.storage import read_column, write_json, write_table
-from rlcore.tasks.tracking.past import PROMPTS, SEEN_DIGITS
+from rlcore.tasks.tracking.lineage import PROMPTS, SEEN_DIGITS
 from rlcore.tasks.tracking.registry import download_model, find_by_sha256
 from rlcore.tasks.tracking.runs import open_tracker
 from rlcore.text.tokenization import ChatTokenizer

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rlcore.errors import DataError
 from rlcore.sampling.rejection import PassCount, sample_by_difficulty
 from rlcore.tasks.steps.base import StageContext
-from rlcore.tasks.steps.tokens import id_in_dataset
+from rlcore.tasks.steps.rows import id_in_dataset
 from rlcore.tasks.store.storage import read_table
 from rlcore.types import Prompt
 

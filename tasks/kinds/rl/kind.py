@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -22,9 +23,10 @@ from rlcore.tasks.kinds.kind import (
     StageKind,
     own_sections,
     stage_of_checkpoint,
+    stage_of_start,
     stages_of_data,
 )
-from rlcore.tasks.presets.graph import curriculum_of, evaluated_data, num_earlier_rl, ref_policy_of, start_of
+from rlcore.tasks.presets.graph import curriculum_of, evaluated_data, num_earlier_rl, ref_policy_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.steps.algorithm_facts import algorithm_facts, uses_critic
@@ -67,7 +69,7 @@ class RlStage:
 def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
     """Return the stage that trains a policy by online RL; ``start`` replaces the preset's starting stage."""
     own = config.stage(name, RlStage)
-    start = start or stage_of_checkpoint(start_of(name, own))
+    start = start or stage_of_start(name, own)
     data, reference = stages_of_data(config, own.prompts), stage_of_checkpoint(ref_policy_of(name, own)) or start
     draw = curriculum_of(own)
     measured = (draw.pass_rates,) if draw else ()
@@ -76,8 +78,7 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
     observed = tuple(name for name in graded if name not in inputs)
     return Stage(
         name=name,
-        version=1,
-        kind="policy",
+        artifact="policy",
         registered_as=name,
         render_page=Lazy("rlcore.tasks.kinds.rl.page:rl_page"),
         run=partial(
@@ -94,16 +95,12 @@ def rl_stage(name: str, config: RunConfig, *, start: str = "") -> Stage:
         trains_on=data,
         continuation=Continuation(
             length="num_iterations",
-            bound=_bound,
+            bound=attrgetter("settings.bound_to_length"),
             stop=stop_of,
             recorded=recorded,
         ),
         source_digest=external_digest,
     )
-
-
-def _bound(stage: RlStage) -> str:
-    return stage.settings.bound_to_length
 
 
 def need(name: str, config: RunConfig, size: ModelSize, device: Device) -> Need:

@@ -21,7 +21,7 @@ from rlcore.sampling.base import Sampler
 from rlcore.tasks.steps.base import MODEL, StageContext
 from rlcore.tasks.steps.rewards import open_reward_models, reward_model_folders, reward_resources
 from rlcore.tasks.steps.rollout_engine import open_engine, sampling_engine
-from rlcore.tasks.steps.workload import Workload
+from rlcore.tasks.steps.runtime import Workload
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.learner_protocol import LearnerProtocol
 

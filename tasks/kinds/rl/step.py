@@ -29,9 +29,8 @@ from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.rewards import verifier
 from rlcore.tasks.steps.rl_recorder import StageRecorder
 from rlcore.tasks.steps.rollout_engine import longest, open_player, sampling_engine
-from rlcore.tasks.steps.runtime import open_runtime, peak_memory_gib
-from rlcore.tasks.steps.tokens import read_prompt_sets
-from rlcore.tasks.steps.workload import engine_dtype
+from rlcore.tasks.steps.rows import read_prompt_sets
+from rlcore.tasks.steps.runtime import engine_dtype, open_runtime, peak_memory_gib
 from rlcore.tasks.store.storage import write_json
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.learner_protocol import LearnerProtocol

@@ -10,16 +10,7 @@ from rlcore.config.training import SftConfig
 from rlcore.hardware.memory_plan import sft_footprint
 from rlcore.strict_config import INLINE
 from rlcore.tasks.kinds import Product, Rows
-from rlcore.tasks.kinds.kind import (
-    Lazy,
-    Stage,
-    StageKind,
-    from_the_start,
-    own_sections,
-    stage_of_checkpoint,
-    stages_of_data,
-)
-from rlcore.tasks.presets.graph import start_of
+from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, from_the_start, own_sections, stage_of_start, stages_of_data
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.memory_need import supervised_need
 
@@ -41,11 +32,10 @@ class SftStage:
 def sft_stage(name: str, config: RunConfig) -> Stage:
     """Return the stage that trains a checkpoint on demonstrations."""
     own = config.stage(name, SftStage)
-    start, data = stage_of_checkpoint(start_of(name, own)), stages_of_data(config, own.data)
+    start, data = stage_of_start(name, own), stages_of_data(config, own.data)
     return Stage(
         name=name,
-        version=1,
-        kind="checkpoint",
+        artifact="checkpoint",
         registered_as=name,
         render_page=partial(Lazy("rlcore.tasks.drawing.plots:draw_loss"), metric="sft/loss"),
         run=partial(Lazy("rlcore.tasks.kinds.sft.step:run_sft"), start=start, data=data),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
+
+from transformers import PreTrainedModel
 
 from rlcore.checks.causes import unchanged
 from rlcore.config import SftConfig
@@ -40,7 +41,9 @@ def run_sft(context: StageContext, *, start: str, data: tuple[str, ...]) -> Stag
     report = step_reporter(context, history, "sft", num_steps=config.num_steps)
     with (
         open_runtime(context.config.hardware, seed=context.seed) as runtime,
-        _learner(context, checkpoint, runtime) as learner,
+        open_supervised(
+            context, checkpoint, runtime, here=lambda: SftLearner(_checked(runtime, checkpoint, tokenizer), config)
+        ) as learner,
     ):
         run_sft_steps(learner, train, held_out, config, seed=context.seed, report=report)
         learner.save_model(checkpoint, context.folder / MODEL, like_start=runtime.like_start)
@@ -64,10 +67,7 @@ def _read(path: Path, tokenizer: ChatTokenizer, *, min_mates: float) -> list[Dem
     return made
 
 
-def _learner(context: StageContext, checkpoint: Path, runtime: Runtime) -> AbstractContextManager[SftLearner]:
-    def here() -> SftLearner:
-        model = runtime.load_trainable(checkpoint)
-        check_model(model, ChatTokenizer.load(checkpoint))
-        return SftLearner(model, context.config.stage.settings)
-
-    return open_supervised(context, checkpoint, runtime, here=here)
+def _checked(runtime: Runtime, checkpoint: Path, tokenizer: ChatTokenizer) -> PreTrainedModel:
+    model = runtime.load_trainable(checkpoint)
+    check_model(model, tokenizer)
+    return model

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
 from rlcore.config.answers import WinRateConfig
 from rlcore.strict_config import INLINE
+from rlcore.tasks.drawing.levels import format_level
+from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds import Product, Rows
-from rlcore.tasks.kinds.kind import Lazy, Stage, StageKind, own_sections, stage_of_checkpoint, stages_of_data
-from rlcore.tasks.kinds.reward_model.kind import RewardModelStage
-from rlcore.tasks.presets.graph import ancestors, ref_policy_of, reward_models_of, rewards_of, start_of
+from rlcore.tasks.kinds.kind import (
+    Lazy,
+    Stage,
+    StageKind,
+    own_sections,
+    stage_of_checkpoint,
+    stage_of_start,
+    stages_of_data,
+)
+from rlcore.tasks.presets.graph import ancestors, ref_policy_of, reward_models_of, rewards_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.external import external_digest
+from rlcore.tasks.store.markdown import plain
+from rlcore.tasks.store.storage import read_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +52,13 @@ DISJOINT = "train a judge on other pairs: half = 'first' of one stage and half =
 def win_rate_stage(name: str, config: RunConfig) -> Stage:
     """Return the stage in which a judge compares a checkpoint's answers with another's."""
     own = config.stage(name, WinRateStage)
-    policy, reference = (stage_of_checkpoint(each) for each in (start_of(name, own), ref_policy_of(name, own)))
+    policy, reference = stage_of_start(name, own), stage_of_checkpoint(ref_policy_of(name, own))
     data = stages_of_data(config, dict.fromkeys((*own.data, *own.human_pairs)))
     rewards = rewards_behind(config, own)
     return Stage(
         name=name,
-        version=1,
-        kind="win_rate",
-        render_page=Lazy("rlcore.tasks.kinds.win_rate.page:win_rate_page"),
+        artifact="win_rate",
+        render_page=win_rate_page,
         run=partial(
             Lazy("rlcore.tasks.kinds.win_rate.step:run_win_rate"),
             policy=policy,
@@ -74,7 +85,7 @@ def shared_pairs(config: RunConfig, own: WinRateStage) -> Iterator[str]:
     """Yield a reason for each reward model of the policy that is the judge, or shares training pairs with it."""
     name = own.settings.judge.stage
     for reward in rewards_behind(config, own):
-        both = [each for each in map(config.stages.get, (name, reward)) if isinstance(each, RewardModelStage)]
+        both = [each for each in map(config.stages.get, (name, reward)) if each and each.kind == "reward_model"]
         sources = [{_source(config, each) for each in one.data} for one in both]
         if name == reward:
             yield f"the judge {name} is the reward model that trained {own.policy}"
@@ -85,6 +96,76 @@ def shared_pairs(config: RunConfig, own: WinRateStage) -> Iterator[str]:
 def _source(config: RunConfig, name: str) -> tuple[str, str]:
     data = config.data.get(name)
     return (data.reader, data.path or name) if data else ("", name)
+
+
+_AUDIT = {
+    "agreement": "agreement with human labels",
+    "order_dependent": "results that depend on the order",
+    "length_bias": "preference for the longer answer beyond that of humans",
+    "beyond_length": "agreement, less that of the rule that the longer answer is better",
+}
+
+
+def win_rate_page(result: Result, folder: Path) -> str:
+    """Write ``win_rate.md``."""
+    page = render(read_json(result.data / "win_rate.json"), confidence=result.confidence)
+    (folder / "win_rate.md").write_text(page, encoding="utf-8")
+    return page
+
+
+def headline(summary: Mapping[str, Any]) -> str:
+    """Summarize in one line: the win rate, and the reasons to distrust it."""
+    rate = summary["found"]["rate"]
+    text = f"win rate {_interval(rate)} of {summary['policy']} over {summary['reference']} on {rate['n']} prompts"
+    doubts = f"; NOT TRUSTED: {'; '.join(summary['distrust'])}" if summary["distrust"] else ""
+    return f"{text}, judged by {summary['judge']}{doubts}"
+
+
+def render(summary: Mapping[str, Any], *, confidence: float) -> str:
+    """Render the page as Markdown."""
+    found, audit, unjudged = summary["found"], summary["audit"], summary["unjudged"]
+    rows = {
+        "win rate": found["rate"],
+        "at equal length": found["length_controlled"],
+        "results that depend on the order": found["order_dependent"],
+    }
+    lines = [plain(headline(summary)), "", f"| figure | {format_level(confidence)} interval |", "|---|---|"]
+    lines += [f"| {label} | {_interval(interval)} |" for label, interval in rows.items()]
+    lines += [
+        "",
+        f"{found['wins']} won, {found['ties']} tied ({summary['identical']} of them with identical answers), "
+        f"{found['losses']} lost, {sum(unjudged.values())} unjudged. The first answer won {found['first']:.3f}.",
+        "",
+    ]
+    lines += [f"Unjudged, {count} times: {plain(reason)}" for reason, count in unjudged.items()]
+    lines += ["", f"Judge: {plain(summary['judge'])}.", ""]
+    if audit:
+        lines += [
+            f"| on {audit['agreement']['n']} held-out human pairs | {format_level(confidence)} interval |",
+            "|---|---|",
+        ]
+        lines += [f"| {label} | {_interval(audit[name])} |" for name, label in _AUDIT.items()]
+        lines += [
+            "",
+            *(f"- {'passed' if check['passed'] else 'FAILED'}: {check['sentence']}" for check in audit["checks"]),
+        ]
+        lines += [
+            f"- agreement with the reward model {plain(name)}: {_interval(each['agreement'])}; beyond independent "
+            f"errors (0: independent, 1: equal): {_interval(each['excess'])}"
+            for name, each in summary["dependence"].items()
+        ]
+        if audit["beyond_length"]["low"] <= 0:
+            lines.append("- note: the judge is not shown to know more of these pairs than the lengths of the answers")
+    cost = f", cost {summary['cost']:.4f}" if summary["cost"] else ""
+    lines += [
+        "",
+        f"{summary['calls']} judge calls, {summary['failed_calls']} failed, {summary['tokens']} tokens{cost}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _interval(interval: Mapping[str, float]) -> str:
+    return f"{interval['mean']:.3f} [{interval['low']:.3f}, {interval['high']:.3f}]"
 
 
 KIND = StageKind(stage=win_rate_stage)

@@ -17,7 +17,7 @@ from typing import Any
 from rlcore.errors import RlcoreError
 from rlcore.strict_config import build
 from rlcore.tasks.presets.data import DatasetConfig
-from rlcore.tasks.steps.data import Use, prepare_dataset
+from rlcore.tasks.steps.data import prepare_dataset
 from rlcore.tasks.steps.rows import read_demonstrations, read_pairs, read_prompts
 from tests.attack.bad_data import files, leaks, rows
 from tests.attack.bad_data.case import OWN_ADAPTERS, Apart, Case, Expected, Quarantined, Refused, Sound, ask
@@ -56,7 +56,7 @@ def attack(case: Case, folder: Path) -> Outcome:
     snapshot, refusal = folder / "snapshot", ""
     questions = [ask(text) for text in case.evaluated]
     try:
-        prepare_dataset(config.kind, config, seed=0, tokens=TOKENS, folder=snapshot, use=Use(evaluated=questions))
+        prepare_dataset(config, seed=0, tokens=TOKENS, folder=snapshot, evaluated=questions)
     except RlcoreError as error:
         refusal = str(error)
     return Outcome(refusal=refusal, quarantine=_quarantine(snapshot), train=_train(case, snapshot))

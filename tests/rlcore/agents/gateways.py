@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import http.client
 import json
-import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -23,8 +22,7 @@ from rlcore.openai_api.requests import Fields, read_json
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.sampling.scripted import ScriptedSampler
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.types import FailedRollout, Prompt, Rollout
-from tests.rlcore.agents.engines import completion
+from rlcore.types import Rollout
 from tests.rlcore.environments.tool_templates import HERMES, with_template
 from tests.waiting import LONG
 
@@ -74,49 +72,6 @@ def scripted(tokenizer: ChatTokenizer, name: str, turns: Sequence[str], *, sampl
     return ScriptedSampler.from_texts(
         {f"{name}/{sample}/{number}": [turn] for number, turn in enumerate(turns, start=1)}, tokenizer
     )
-
-
-class RandomSampler(ScriptedSampler):
-    """An engine of random tokens that depend on the place alone; some answers end, others are cut. Records all."""
-
-    def __init__(self, tokenizer: ChatTokenizer, *, end_rate: float = 0.3) -> None:
-        super().__init__({}, tokenizer)
-        self._tokenizer, self._end_rate = tokenizer, end_rate
-        self._others = [number for number in range(tokenizer.vocabulary_size) if number not in tokenizer.eos_ids]
-        self.made: list[Rollout] = []
-
-    def sample(
-        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
-    ) -> list[list[Rollout | FailedRollout]]:
-        assert places is not None
-        found = [self._answer(prompt, place, params) for prompt, place in zip(prompts, places, strict=True)]
-        self.made += found
-        return [[each] for each in found]
-
-    def _answer(self, prompt: Prompt, place: int, params: SamplingParams) -> Rollout:
-        drawn, ids = random.Random(place), []
-        while len(ids) < params.max_new_tokens and (not ids or ids[-1] not in self._tokenizer.eos_ids):
-            ends = drawn.random() < self._end_rate
-            ids.append(self._tokenizer.eos_ids[0] if ends else drawn.choice(self._others))
-        logprobs, is_cut = [-drawn.random() - 0.1 for _ in ids], ids[-1] not in self._tokenizer.eos_ids
-        return completion(prompt, ids, self._tokenizer.decode(ids), logprobs=logprobs, is_cut=is_cut)
-
-
-class Gated(RandomSampler):
-    """An engine that answers when it may, and counts the requests of each call."""
-
-    def __init__(self, tokenizer: ChatTokenizer) -> None:
-        super().__init__(tokenizer, end_rate=0.2)
-        self.may_answer, self.has_begun = threading.Event(), threading.Event()
-        self.batches: list[int] = []
-
-    def sample(
-        self, prompts: Sequence[Prompt], params: SamplingParams, *, seed: int, places: Sequence[int] | None = None
-    ) -> list[list[Rollout | FailedRollout]]:
-        self.has_begun.set()
-        assert self.may_answer.wait(LONG)
-        self.batches.append(len(prompts))
-        return super().sample(prompts, params, seed=seed, places=places)
 
 
 @contextmanager
@@ -194,7 +149,7 @@ def leaver(gateway: Gateway, session: Session) -> http.client.HTTPConnection:
     return connection
 
 
-def user(text: str) -> dict[str, Any]:
+def user(text: str | list[Any]) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
@@ -216,7 +171,7 @@ def answered_by(session: Session, engine: Sampler, body: bytes, *, is_chat: bool
     asked = session.ask(session.located(request), hashlib.sha256(body).hexdigest())
     params = SamplingParams(temperature=1.0, max_new_tokens=9, num_samples=1)
     Desk(lambda: 1).serve(asked.tickets, engine, params, seed=0)
-    assert asked.error is None and asked.answers
+    assert asked.done.exception() is None and asked.answers
     session.set_delivered(asked)
     return session.written(asked)
 

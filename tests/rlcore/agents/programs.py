@@ -12,9 +12,11 @@ from rlcore.agents.program import Agents, Ended, Program
 from rlcore.agents.sampler import Episode
 from rlcore.config import AgentConfig
 from rlcore.types import Message, Prompt
+from tests.waiting import LONG
 
 Play = Callable[..., Episode]
 PROMPT = Prompt(prompt_id="p", messages=(Message(role="user", content="hi"),), token_ids=(1,), reference="7", task="t")
+URL = "http://127.0.0.1:1/v1"
 CLIENT = """
 import json, os, signal, socket, subprocess, sys, threading, time, urllib.error, urllib.request
 from pathlib import Path
@@ -81,8 +83,19 @@ def program(room: Path, code: str) -> Program:
     return Program(config=AgentConfig(command=("python", "-c", textwrap.dedent(code)), sandbox=False), room=room)
 
 
-def play(room: Path, code: str, *, seconds: float = 600.0, agents: Agents | None = None) -> Ended:
-    made = program(room, code)
-    with made.folder(PROMPT) as folder:
-        environment = made.environment("key", folder, "http://a:1/v1")
+def run(
+    made: Program,
+    prompt: Prompt = PROMPT,
+    *,
+    key: str = "secret",
+    url: str = URL,
+    seconds: float = LONG,
+    agents: Agents | None = None,
+) -> Ended:
+    with made.folder(prompt) as folder:
+        environment = made.environment(key, folder, url)
         return (agents or Agents()).run(made.command(folder), environment, folder, seconds=seconds)
+
+
+def play(room: Path, code: str, **settings: Any) -> Ended:
+    return run(program(room, code), **settings)

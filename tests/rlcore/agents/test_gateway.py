@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -25,11 +26,10 @@ from rlcore.sampling.native import NativeSampler
 from rlcore.text.packing import TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
+from tests.rlcore.agents.engines import Gated, RandomSampler
 from tests.rlcore.agents.gateways import (
     LIMITS,
     Episode,
-    Gated,
-    RandomSampler,
     answered,
     ask,
     chat,
@@ -43,17 +43,19 @@ from tests.rlcore.agents.gateways import (
 )
 from tests.waiting import LONG, until
 
+Later = Callable[..., Future[Any]]
+
+
+@pytest.fixture(scope="module")
+def later() -> Iterator[Later]:
+    """A function that calls another in a thread of its own."""
+    with ThreadPoolExecutor(32) as threads:
+        yield threads.submit
+
 
 def in_threads(*calls: Callable[[], Any]) -> list[Any]:
-    found: dict[int, Any] = {}
-    threads = [
-        threading.Thread(target=lambda i=i, call=call: found.update({i: call()})) for i, call in enumerate(calls)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
-    return [found[number] for number in range(len(calls))]
+    with ThreadPoolExecutor(len(calls)) as threads:
+        return list(threads.map(lambda call: call(), calls))
 
 
 def test_a_growing_conversation_is_one_sample_with_the_tokens_of_the_chat_template(
@@ -129,30 +131,27 @@ def busy(engine: Gated, tokenizer: ChatTokenizer, prompt: Prompt) -> Iterator[tu
     """A gateway whose engine answers another agent until it may, and an agent of whom nothing waits yet."""
     with running(engine, tokenizer) as gateway:
         one, other = (gateway.open(prompt, place=0, sample=sample) for sample in (0, 1))
-        holder = threading.Thread(target=chat, args=(gateway, other, user("3+4")))
-        holder.start()
-        assert engine.has_begun.wait(LONG)
-        yield gateway, one
-        engine.may_answer.set()
-        holder.join(LONG)
+        with ThreadPoolExecutor(1) as threads:
+            threads.submit(chat, gateway, other, user("3+4"))
+            assert engine.has_begun.wait(LONG)
+            yield gateway, one
+            engine.may_answer.set()
 
 
-def test_a_retry_keeps_a_waiting_call_whose_first_client_left(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    engine, replies = Gated(tokenizer), list[Any]()
+def test_a_retry_keeps_a_waiting_call_whose_first_client_left(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], later: Later
+) -> None:
+    engine = Gated(tokenizer)
     with busy(engine, tokenizer, prompts[0]) as (gateway, one):
-        body = {"messages": [user("3+4")]}
         leaving = leaver(gateway, one)
         until(lambda: one.asked)
-        again = threading.Thread(
-            target=lambda: replies.append(ask(gateway, one, "/v1/chat/completions", body, retry=1))
-        )
-        again.start()
+        again = later(ask, gateway, one, "/v1/chat/completions", {"messages": [user("3+4")]}, retry=1)
         until(lambda: one.asked[0].num_readers == 2)
         leaving.close()
         until(lambda: one.asked[0].num_readers == 1)
         engine.may_answer.set()
-        again.join(LONG)
-    assert [reply.status for reply in replies] == [200] and engine.batches == [1, 1]
+        assert again.result(LONG).status == 200
+    assert engine.batches == [1, 1]
 
 
 def test_a_client_that_leaves_before_the_engine_begins_costs_nothing(
@@ -182,21 +181,17 @@ def test_an_answer_that_nobody_read_is_in_no_sample(tokenizer: ChatTokenizer, pr
 
 
 def test_agents_that_wait_at_the_same_time_share_an_engine_call(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
+    tokenizer: ChatTokenizer, prompts: list[Prompt], later: Later
 ) -> None:
     engine = Gated(tokenizer)
     with running(engine, tokenizer) as gateway:
         sessions = [gateway.open(prompts[0], place=0, sample=sample) for sample in range(9)]
-        first = threading.Thread(target=chat, args=(gateway, sessions[0], user("1")))
-        first.start()
+        first = later(chat, gateway, sessions[0], user("1"))
         assert engine.has_begun.wait(LONG)
-        others = [threading.Thread(target=chat, args=(gateway, each, user("1"))) for each in sessions[1:]]
-        for thread in others:
-            thread.start()
+        others = [later(chat, gateway, each, user("1")) for each in sessions[1:]]
         until(lambda: all(session.asked for session in sessions))
         engine.may_answer.set()
-        for thread in (first, *others):
-            thread.join(LONG)
+        assert {each.result(LONG).status for each in (first, *others)} == {200}
         assert engine.batches == [1, 8]
         assert (gateway.statistics["engine_calls"], gateway.statistics["requests"]) == (2, 9)
 
@@ -241,9 +236,8 @@ def test_a_conversation_without_room_for_an_answer_is_refused_and_truncates_the_
 
 def test_an_exhausted_episode_is_refused_in_a_way_that_no_client_repeats(episode: Episode) -> None:
     with episode(engine=RandomSampler, max_calls=3) as (gateway, session):
-        statuses = [chat(gateway, session, user("1"), n=n).status for n in (2, 2, 1, 1)]
-        last = chat(gateway, session, user("1"))
-    assert statuses == [200, 403, 200, 403]
+        *_, last = replies = [chat(gateway, session, user("1"), n=n) for n in (2, 2, 1, 1)]
+    assert [reply.status for reply in replies] == [200, 403, 200, 403]
     assert (last.code, last.headers["x-should-retry"]) == ("calls_exhausted", "false")
 
 
@@ -271,7 +265,7 @@ def test_a_prompt_that_the_engine_refuses_beside_longer_answers_is_sampled_with_
 
 
 def test_a_broken_engine_ends_serving_and_answers_those_who_wait(
-    tokenizer: ChatTokenizer, prompts: list[Prompt]
+    tokenizer: ChatTokenizer, prompts: list[Prompt], later: Later
 ) -> None:
     class Broken(RandomSampler):
         def sample(self, *_: Any, **__: Any) -> list[list[Rollout | FailedRollout]]:
@@ -279,34 +273,30 @@ def test_a_broken_engine_ends_serving_and_answers_those_who_wait(
 
     with Gateway(Broken(tokenizer), tokenizer, LIMITS, temperature=1.0, seed=0) as gateway:
         session = gateway.open(prompts[0], place=0, sample=0)
-        replies: list[Any] = []
-        thread = threading.Thread(target=lambda: replies.append(chat(gateway, session, user("1"))))
-        thread.start()
+        waiting = later(chat, gateway, session, user("1"))
         with pytest.raises(SamplingError, match="is broken"):
             gateway.serve(lambda: False)
-        thread.join(LONG)
-        replies.append(chat(gateway, session, user("1")))
+        replies = [waiting.result(LONG), chat(gateway, session, user("1"))]
     assert [(each.status, each.headers["x-should-retry"]) for each in replies] == [(503, "false")] * 2
 
 
-def test_leaving_the_gateway_frees_agents_that_still_wait(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    replies: list[Any] = []
+def test_leaving_the_gateway_frees_agents_that_still_wait(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], later: Later
+) -> None:
     with Gateway(RandomSampler(tokenizer), tokenizer, LIMITS, temperature=1.0, seed=0) as gateway:
         session = gateway.open(prompts[0], place=0, sample=0)
-        thread = threading.Thread(target=lambda: replies.append(chat(gateway, session, user("1"))))
-        thread.start()  # nobody serves
+        waiting = later(chat, gateway, session, user("1"))  # nobody serves
         until(lambda: session.asked)
         idle = connect(gateway)
         idle.request("GET", "/v1/models", headers={"Authorization": f"Bearer {session.key}"})
         assert idle.getresponse().read()
-    thread.join(LONG)
-    assert not thread.is_alive() and [reply.status for reply in replies] == [409]
+    assert waiting.result(LONG).status == 409
     assert idle.sock.recv(1) == b""
     idle.close()
 
 
 def test_a_prompt_that_takes_long_to_read_delays_no_other_agent(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch
+    tokenizer: ChatTokenizer, prompts: list[Prompt], later: Later, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_over, located = threading.Event(), Session.located
 
@@ -317,13 +307,10 @@ def test_a_prompt_that_takes_long_to_read_delays_no_other_agent(
     monkeypatch.setattr(Session, "located", slow)
     with running(RandomSampler(tokenizer), tokenizer) as gateway:
         first, *others = (gateway.open(prompts[0], place=0, sample=sample) for sample in range(9))
-        held = [threading.Thread(target=chat, args=(gateway, first, user(str(number)))) for number in range(6)]
-        for thread in held:
-            thread.start()
+        held = [later(chat, gateway, first, user(str(number))) for number in range(6)]
         assert all(message_of(chat(gateway, each, user("1"))) for each in others)
         is_over.set()
-        for thread in held:
-            thread.join(LONG)
+        assert {each.result(LONG).status for each in held} == {200}
         assert len(gateway.close(first).calls) == 6
 
 
@@ -403,19 +390,11 @@ def test_each_answer_of_an_engine_call_is_cut_at_its_own_limit(tokenizer: ChatTo
 
 def test_an_engine_that_read_other_tokens_is_an_error(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
     class Swapped(RandomSampler):
-        def _answer(self, prompt: Prompt, place: int, params: SamplingParams) -> Rollout:
-            return super()._answer(prompts[1], place, params)
+        def _answered(self, prompt: Prompt, place: int, params: SamplingParams) -> Rollout:
+            return super()._answered(prompts[1], place, params)
 
     with pytest.raises(SamplingError, match="did not read the tokens of the request '3\\+4'"):
         Desk(lambda: 1).serve([ticket(prompts[0], [])], Swapped(tokenizer), PARAMS, seed=0)
-
-
-def test_a_request_waits_a_moment_for_agents_that_are_about_to_ask(prompts: list[Prompt]) -> None:
-    desk = Desk(lambda: 3)
-    first, second = (ticket(prompts[0], [], owner=owner) for owner in ("a", "b"))
-    desk.put([first])
-    threading.Timer(0.001, desk.put, [[second]]).start()
-    assert desk.take(1.0)[0] is first and desk.num_waiting <= 1
 
 
 def test_nobody_is_waited_for_if_all_agents_wait(prompts: list[Prompt], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,11 +405,3 @@ def test_nobody_is_waited_for_if_all_agents_wait(prompts: list[Prompt], monkeypa
     begun = time.monotonic()
     assert len(desk.take(1.0)) == 2 and time.monotonic() - begun < LONG
     assert desk.take(0.0) == []
-
-
-def test_a_request_can_be_dropped_until_the_engine_begins_it(prompts: list[Prompt]) -> None:
-    desk = Desk(lambda: 1)
-    one, other = ticket(prompts[0], []), ticket(prompts[0], [])
-    desk.put([one, other])
-    assert desk.drop([one]) and desk.take(1.0) == [other]
-    assert not desk.drop([other])

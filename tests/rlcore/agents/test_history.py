@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from rlcore.agents.gateway import Gateway
-from rlcore.agents.session import Record
+from rlcore.agents.session import Session
 from rlcore.agents.tree import advice, episode_lines
 from rlcore.errors import ModelError
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
+from tests.rlcore.agents.engines import Parrot
 from tests.rlcore.agents.gateways import (
     ADD,
     CALL,
@@ -48,6 +49,15 @@ def hermes(tokenizer: ChatTokenizer) -> ChatTokenizer:
     return with_template(tokenizer, HERMES)
 
 
+@pytest.fixture(scope="module")
+def adding(hermes: ChatTokenizer) -> Iterator[Gateway]:
+    """A gateway whose model calls a tool, and reads its output."""
+    turns = (f"<think>Add them.</think>\n{CALL}", "It is 7.")
+    engine = Parrot(hermes, lambda text: turns["tool_response" in text])
+    with running(engine, hermes) as gateway:
+        yield gateway
+
+
 def _arguments(message: dict[str, Any], arguments: str) -> dict[str, Any]:
     (call,) = message["tool_calls"]
     return message | {"tool_calls": [call | {"function": call["function"] | {"arguments": arguments}}]}
@@ -67,27 +77,15 @@ def _arguments(message: dict[str, Any], arguments: str) -> dict[str, Any]:
     ids=["unchanged", "arguments", "empty", "absent", "parts", "thought", "id"],
 )
 def test_the_same_history_in_other_words_extends_the_recorded_tokens(
-    hermes: ChatTokenizer, prompts: list[Prompt], change: Change
+    adding: Gateway, hermes: ChatTokenizer, prompts: list[Prompt], change: Change
 ) -> None:
-    engine = scripted(hermes, "3+4", [f"<think>Add them.</think>\n{CALL}", "It is 7."])
-    with running(engine, hermes) as gateway:
-        session = gateway.open(prompts[0], place=0, sample=0)
-        first = message_of(chat(gateway, session, user("3+4"), tools=[ADD]))
-        assert first["reasoning_content"] == "Add them." and first["content"] is None
-        seen = change(first)
-        answer = tool("7", seen["tool_calls"][0]["id"])
-        message_of(
-            chat(
-                gateway,
-                session,
-                {"role": "user", "content": [{"type": "text", "text": "3+4"}]},
-                seen,
-                answer,
-                tools=[ADD],
-            )
-        )
-        record = gateway.close(session)
-    rollout = record.rollout
+    session = adding.open(prompts[0], place=0, sample=0)
+    first = message_of(chat(adding, session, user("3+4"), tools=[ADD]))
+    assert first["reasoning_content"] == "Add them." and first["content"] is None
+    seen = change(first)
+    answer = tool("7", seen["tool_calls"][0]["id"])
+    message_of(chat(adding, session, user([{"type": "text", "text": "3+4"}]), seen, answer, tools=[ADD]))
+    rollout = adding.close(session).rollout
     assert rollout is not None and rollout.branches == () and len(rollout.turns) == 2
     assert [(call.tool, call.output) for call in rollout.tool_calls] == [("add", "7")]
     text = hermes.spell([*rollout.prompt.token_ids, *rollout.completion_ids])
@@ -115,19 +113,11 @@ def test_a_fork_has_its_reason(episode: Episode, second: list[dict[str, Any]], r
     assert [(branch.text, branch.fork) for branch in record.rollout.branches] == [("7", reason)]
 
 
-def conversation(gateway: Any, session: Any) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def conversation(gateway: Gateway, session: Session) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Two turns of one conversation: the messages after the first answer, and after the second."""
     first = [user("3+4"), message_of(chat(gateway, session, user("3+4")))]
     second = [*first, user("more"), message_of(chat(gateway, session, *first, user("more")))]
     return first, second
-
-
-def test_a_turn_without_a_call_is_recorded_with_what_the_agent_sent_after_it(episode: Episode) -> None:
-    with episode("7", "8") as (gateway, session):
-        conversation(gateway, session)
-        record = gateway.close(session)
-    assert record.rollout is not None
-    assert [(call.text, call.tool, call.output) for call in record.rollout.tool_calls] == [("7", "", "more")]
 
 
 def test_a_fork_in_the_middle_shares_the_answer_before_and_trains_it_once(episode: Episode) -> None:
@@ -144,6 +134,8 @@ def test_a_fork_in_the_middle_shares_the_answer_before_and_trains_it_once(episod
     ]
     rollout = record.rollout
     assert rollout is not None and rollout.text == "10" and len(rollout.turns) == 3
+    sent = [(call.text, call.tool, call.output) for call in rollout.tool_calls]
+    assert sent == [("7", "", "more"), ("8", "", "end")]  # turns without a call, and what the agent sent after each
     (branch,) = rollout.branches
     assert branch.text == "9" and len(branch.turns) == 1 and branch.prompt.token_ids == rollout.prompt.token_ids
     shared = branch.turns[0][0]  # the first answer is read in the branch, and trained in the episode
@@ -191,9 +183,7 @@ def test_a_stop_string_ends_the_sample_and_the_template_ends_the_turn(
     assert "3</code><|im_end|>\n<|im_start|>user\na<|im_end|>" in tokenizer.spell(rollout.completion_ids)
 
 
-@pytest.mark.parametrize(
-    ("tools", "reason"), [([], "the tools were changed"), ([ADD, ADD], "the tools were changed"), ([ADD], "")]
-)
+@pytest.mark.parametrize(("tools", "reason"), [([ADD, ADD], "the tools were changed"), ([ADD], "")])
 def test_other_tools_are_another_prompt(episode: Episode, hermes: ChatTokenizer, tools: list[Any], reason: str) -> None:
     with episode("7", "8", own=hermes) as (gateway, session):
         first = message_of(chat(gateway, session, user("3+4"), tools=[ADD]))
@@ -234,14 +224,9 @@ def test_the_tail_has_the_tokens_of_the_template_for_any_messages(episode: Episo
 
 def test_a_stored_response_is_continued_by_its_id(episode: Episode, hermes: ChatTokenizer) -> None:
     def respond(**fields: Any) -> Reply:
-        return ask(
-            gateway,
-            session,
-            "/v1/responses",
-            {"model": "any", "tools": [{"type": "function"} | ADD["function"]], **fields},
-        )
+        body = {"model": "any", "tools": [{"type": "function"} | ADD["function"]], **fields}
+        return ask(gateway, session, "/v1/responses", body)
 
-    record: Record
     with episode(CALL, "It is 7.", "8", own=hermes) as (gateway, session):
         first = respond(input="3+4", instructions="Be brief.").body
         output = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "7"}
@@ -254,11 +239,7 @@ def test_a_stored_response_is_continued_by_its_id(episode: Episode, hermes: Chat
         record = gateway.close(session)
     assert (second["output"][0]["content"][0]["text"], second["instructions"]) == ("It is 7.", "Be brief.")
     assert (unknown.status, unknown.code) == (400, "previous_response_not_found") and third.status == 200
-    assert [(call.kind, call.parent) for call in record.calls] == [
-        ("responses", None),
-        ("responses", 1),
-        ("responses", None),
-    ]
+    assert [(call.kind, call.parent) for call in record.calls] == [("responses", parent) for parent in (None, 1, None)]
 
 
 def test_a_template_that_moves_earlier_text_begins_a_new_sample(episode: Episode, tokenizer: ChatTokenizer) -> None:
@@ -347,25 +328,28 @@ def test_advice_names_what_to_change(play: Play, code: str, words: str) -> None:
     episode = given_time(
         lambda seconds: play(code, timeout_seconds=seconds),
         lambda played: played.ended.code is not None or bool(played.record.calls),
-        seconds=1.5,
+        seconds=0.5,
     )
     assert any(words in line for line in advice([episode]))
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("import no_such", "(ModuleNotFoundError: No module named 'no_such'): add the module to files"),
-        ("open('/srv/no_such')", "No such file or directory: '/srv/no_such'): add the file to files, or its path"),
-        (
-            "socket.create_connection(('198.51.100.1', 80))",
-            "Network is unreachable): there is no network but the gateway",
-        ),
-        ("open('/usr/x', 'w')", "Read-only file system: '/usr/x'): write in the current folder"),
-    ],
-)
-def test_what_an_agent_misses_in_the_sandbox_is_named(play: Play, code: str, words: str) -> None:
+MISSING = {
+    "import no_such": "(ModuleNotFoundError: No module named 'no_such'): add the module to files",
+    "open('/srv/no_such')": "No such file or directory: '/srv/no_such'): add the file to files, or its path",
+    "socket.create_connection(('198.51.100.1', 80))": "Network is unreachable): there is no network but the gateway",
+    "open('/usr/x', 'w')": "Read-only file system: '/usr/x'): write in the current folder",
+}
+
+
+def test_what_an_agent_misses_in_the_sandbox_is_named(play: Play) -> None:
     require_bubblewrap()
-    episode = play(f"call(); {code}", sandbox=True)
-    (line,) = advice([episode], is_boxed=True)
-    assert line.startswith("1 agents miss something in the sandbox (") and words in line
+    tries = f"""
+import traceback
+call()
+for code in {list(MISSING)!r}:
+    try: exec(code)
+    except Exception: traceback.print_exc()
+sys.exit(1)
+"""
+    for line, words in zip(advice([play(tries, sandbox=True)], is_boxed=True), MISSING.values(), strict=True):
+        assert line.startswith("1 agents miss something in the sandbox (") and words in line

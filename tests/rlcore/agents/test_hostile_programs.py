@@ -2,6 +2,7 @@
 
 A row of ``rows/attacks.jsonl`` has how its agent fails in a sandbox (``box``) and without one (``plain``), as the begin
 of a text; no ``plain``: it would succeed there. ``output``: in a sandbox. ``leaves``: without one a process escapes.
+``is_held``: without one, its warden cannot end it, and the run does once it has waited.
 """
 
 from __future__ import annotations
@@ -20,16 +21,17 @@ from uuid import uuid4
 
 import pytest
 
-from rlcore.agents.program import Agents, Ended, Program, open_program
+from rlcore.agents import program as programs
+from rlcore.agents.program import Ended, Program, open_program
 from rlcore.config import AgentConfig
 from rlcore.openai_api.guard import Receive, Scope, Send
 from rlcore.openai_api.server import ServerThread
-from tests.rlcore.agents.programs import PROMPT, marked
+from tests.rlcore.agents.programs import marked, run
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 from tests.rows import rows_of
 from tests.waiting import LONG, given_time, until
 
-LATE_SECONDS, SECONDS = 2.0, 600.0  # of an agent that hangs, of another
+LATE_SECONDS, SECONDS = 1.0, 600.0  # of an agent that hangs, of another
 MOST_SECONDS = 900.0  # of a row, on a busy machine
 BEGIN = """
 import ctypes, mmap, os, pathlib, resource, signal, socket, subprocess, sys, threading, time
@@ -64,9 +66,7 @@ class Arena:
 
     def run(self, code: str, key: str, *, seconds: float) -> Ended:
         program = replace(self.program, config=replace(self.program.config, command=("python", "-c", code)))
-        with program.folder(PROMPT) as folder:
-            environment = program.environment(key, folder, self.url)
-            return Agents().run(program.command(folder), environment, folder, seconds=seconds)
+        return run(program, key=key, url=self.url, seconds=seconds)
 
     def has_bystander(self) -> bool:
         """Return True if the other episode calls the gateway still."""
@@ -117,13 +117,15 @@ def arenas() -> Iterator[Callable[[str], Arena]]:
     ],
 )
 def test_an_attack_ends_alone_in_time_and_with_all_that_it_started(
-    arenas: Callable[[str], Arena], place: str, name: str, tmp_path: Path
+    arenas: Callable[[str], Arena], place: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arena = arenas(place)
     assert arena.has_bystander()
     row: dict[str, Any] = ROWS[name]
     mark, output = uuid4().hex, row.get("output", "") if arena.is_boxed else ""
     failure, canary, folders = row[place], tmp_path / "canary", arena.folders()
+    if row.get("is_held"):
+        monkeypatch.setattr(programs, "_END_SECONDS", 1.0)
     canary.mkdir()
     (canary / "file").write_text("x")
     code = f"{BEGIN}CANARY = {str(canary)!r}  # {mark}\n{row['code']}"

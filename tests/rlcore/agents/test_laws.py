@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +23,8 @@ from rlcore.openai_api.requests import ApiError
 from rlcore.sampling.base import SamplingParams
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
-from tests.rlcore.agents.gateways import RandomSampler, answered, digest, sampled, until_stop, user
+from tests.rlcore.agents.engines import RandomSampler
+from tests.rlcore.agents.gateways import answered, digest, sampled, until_stop, user
 from tests.rlcore.environments.tool_templates import HERMES, with_template
 
 LIMITS = Limits(max_calls=24, max_new_tokens=120, max_tokens=4000)
@@ -120,12 +122,21 @@ def play(tokenizer: ChatTokenizer, prompt: Prompt, steps: Sequence[tuple[str, in
     return agent, gateway.close(session)
 
 
+@pytest.fixture(scope="module")
+def hermes(tokenizer: ChatTokenizer) -> ChatTokenizer:
+    return with_template(tokenizer, HERMES)
+
+
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, max_size=12), has_calls=st.booleans())
 def test_what_was_sampled_and_read_is_trained_once_in_its_own_context(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], steps: list[tuple[str, int, str]], has_calls: bool
+    tokenizer: ChatTokenizer,
+    hermes: ChatTokenizer,
+    prompts: list[Prompt],
+    steps: list[tuple[str, int, str]],
+    has_calls: bool,
 ) -> None:
-    own = with_template(tokenizer, HERMES) if has_calls else tokenizer
+    own = hermes if has_calls else tokenizer
     agent, record = play(own, prompts[0], [("again", 0, ""), *steps])
     if not agent.delivered:
         assert record.rollout is None

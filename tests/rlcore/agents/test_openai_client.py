@@ -19,7 +19,8 @@ from rlcore.agents.gateway import Gateway
 from rlcore.agents.session import Limits, Record, Session
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
-from tests.rlcore.agents.gateways import ADD, CALL, Gated, running, scripted
+from tests.rlcore.agents.engines import Gated
+from tests.rlcore.agents.gateways import ADD, CALL, running, scripted
 from tests.rlcore.environments.tool_templates import HERMES, with_template
 from tests.waiting import until
 
@@ -127,7 +128,7 @@ def test_the_clients_retry_after_a_timeout_gets_the_answer_that_the_engine_had_b
             engine.may_answer.set()
 
         threading.Thread(target=release).start()
-        with openai.OpenAI(base_url=gateway.url, api_key=session.key, max_retries=3, timeout=2.0) as made:
+        with openai.OpenAI(base_url=gateway.url, api_key=session.key, max_retries=8, timeout=0.4) as made:
             made.chat.completions.create(model="m", messages=[{"role": "user", "content": "3+4"}])
         record = gateway.close(session)
     assert engine.batches == [1] and record.rollout is not None and record.rollout.branches == ()

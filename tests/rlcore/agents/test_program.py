@@ -21,28 +21,20 @@ import pytest
 
 from rlcore.agents import program as programs
 from rlcore.agents.gateway import Gateway
-from rlcore.agents.program import KEPT_BYTES, Agents, Ended, Program, open_program, task_of
+from rlcore.agents.program import KEPT_BYTES, Agents, Ended, Program, open_program
 from rlcore.config import AgentConfig
 from rlcore.errors import DataError, SandboxError
 from rlcore.text.tokenization import ChatTokenizer
-from rlcore.types import Message, Prompt
+from rlcore.types import Message
 from tests.rlcore.agents.engines import Parrot
 from tests.rlcore.agents.gateways import LIMITS
-from tests.rlcore.agents.programs import DAEMON, PROMPT, marked, play
+from tests.rlcore.agents.programs import DAEMON, PROMPT, URL, marked, play, run
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 from tests.waiting import LONG, given_time, is_alive, until
 
 SHOWN = "import json, os; print(json.dumps([dict(os.environ), sorted(os.listdir()), json.load(open('task.json'))]))"
 
 ROW = dataclasses.replace(PROMPT, columns=json.dumps({"answer": "7", "repo": "r"}))
-
-URL = "http://127.0.0.1:1/v1"
-
-
-def run(program: Program, prompt: Prompt = PROMPT) -> Ended:
-    with program.folder(prompt) as folder:
-        environment = program.environment("secret", folder, URL)
-        return Agents().run(program.command(folder), environment, folder, seconds=LONG)
 
 
 def plain(*command: str, **settings: Any) -> AgentConfig:
@@ -79,12 +71,6 @@ def test_an_agent_reads_its_task_and_key_and_nothing_else_of_this_process(
     }
     ours = {name: value for name, value in environment.items() if name not in ("PATH", "LC_CTYPE", "LD_LIBRARY_PATH")}
     assert ours == expected
-
-
-def test_neither_the_reference_answer_nor_an_unnamed_column_is_in_the_task() -> None:
-    task = json.dumps(task_of(ROW, ()))
-    assert '"7"' not in task
-    assert '"columns": {}' in task
 
 
 def test_a_task_that_no_environment_variable_can_hold_is_in_the_file() -> None:
@@ -232,11 +218,11 @@ def test_a_temporary_folder_with_too_long_a_path_is_refused_with_a_fix(
 
 
 RUN = """
-from rlcore.agents.program import Agents
-from rlcore.agents.program import open_program
+from rlcore.agents.program import Agents, open_program
 from rlcore.config import AgentConfig
-from tests.rlcore.agents.programs import PROMPT
+from rlcore.types import Prompt
 
+PROMPT = Prompt(prompt_id="p", messages=(), token_ids=(1,), reference="7", task="t")
 with open_program(AgentConfig(command=("python", "-c", {!r}), sandbox={})) as program, program.folder(PROMPT) as folder:
     Agents().run(program.command(folder), program.environment("", folder, ""), folder, seconds=600.0)
 """
@@ -263,10 +249,8 @@ def test_a_failure_has_its_reason(tmp_path: Path, code: str, failure: str) -> No
 
 def test_a_command_that_is_not_there_is_a_failure(tmp_path: Path) -> None:
     made = Program(config=AgentConfig(command=("no-such-program",), sandbox=False), room=tmp_path)
-    with made.folder(PROMPT) as folder:
-        ended = Agents().run(made.command(folder), {"PATH": os.defpath}, folder, seconds=LONG)
     reason = "the command cannot be started: No such file or directory: no-such-program"
-    assert ended.failure == f"exit code 127; last output: {reason}"
+    assert run(made).failure == f"exit code 127; last output: {reason}"
 
 
 def test_a_family_that_forks_on_and_on_is_ended(tmp_path: Path) -> None:

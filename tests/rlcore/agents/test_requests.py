@@ -23,17 +23,8 @@ from rlcore.text.text_parts import PartEncoder
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt
 from tests.quick import within_seconds
-from tests.rlcore.agents.gateways import (
-    ADD,
-    RandomSampler,
-    answered_by,
-    chat,
-    message_of,
-    names_read,
-    port_of,
-    running,
-    user,
-)
+from tests.rlcore.agents.engines import RandomSampler
+from tests.rlcore.agents.gateways import ADD, answered_by, chat, message_of, names_read, port_of, running, user
 from tests.rlcore.environments.tool_templates import HERMES, LLAMA3, MISTRAL, MISTRAL_CONTROLS, with_template
 from tests.rlcore.openai_api.hostile import CHAT as CHAT_PATH
 from tests.rlcore.openai_api.hostile import HELLO, SAYS, get, messages, refusal, request
@@ -48,7 +39,6 @@ def items(*found: Any, **more: Any) -> bytes:
 
 
 PART = {"role": "user", "content": [{"type": "text", "text": "1"}]}
-FORMAT = {"type": "json_schema", "json_schema": {}}
 HOSTILE: Mapping[str, tuple[int, str, bytes]] = {
     **{
         f"{name} to {path}": (400, words, request(path, body))
@@ -138,7 +128,7 @@ REFUSED_CHATS: tuple[tuple[Json, str], ...] = (
     ({"messages": [SAYS | {"role": "assistant", "reasoning_content": ["Hm."]}]}, "messages[0].reasoning_content"),
     ({"n": 129}, "n"),
     ({"stop": ["x"] * 65}, "stop"),
-    ({"response_format": FORMAT}, "response_format"),
+    ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
     ({"logit_bias": {"1": 5}}, "logit_bias"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"modalities": ["text", "audio"]}, "modalities"),

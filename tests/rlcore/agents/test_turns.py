@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rlcore.agents import gateway as gateways
 from rlcore.agents import history, session
 from rlcore.agents.gateway import Gateway
-from rlcore.agents.rendering import PromptRenderer, ReplyReader, as_seen, first_stop
+from rlcore.agents.rendering import PromptRenderer, ReplyReader, as_seen
 from rlcore.agents.requests import Turn
 from rlcore.agents.session import Limits
 from rlcore.environments.base import FORMATS
@@ -24,17 +24,8 @@ from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
 from tests.chat_shapes import CORPUS, KINDS, SHAPES, load_tokenizer
 from tests.quick import within_seconds
-from tests.rlcore.agents.engines import Parrot, completion
-from tests.rlcore.agents.gateways import (
-    ADD,
-    RandomSampler,
-    answered_by,
-    chat,
-    running,
-    until_stop,
-    user,
-    with_response_template,
-)
+from tests.rlcore.agents.engines import Parrot, RandomSampler, completion
+from tests.rlcore.agents.gateways import ADD, answered_by, chat, running, until_stop, user, with_response_template
 from tests.rlcore.environments import tool_templates as templates
 from tests.rlcore.environments.tool_templates import with_template
 
@@ -129,11 +120,6 @@ def test_a_call_ends_where_its_json_ends() -> None:
     assert len(read('[TOOL_CALLS]add{"a": "[TOOL_CALLS]"}' * 2, "mistral")[2]) == 2
 
 
-def test_the_first_of_several_stop_strings_counts() -> None:
-    assert first_stop("one two three", ["three", "two"]) == 4
-    assert first_stop("one", ["two"]) is None
-
-
 @pytest.fixture(scope="module")
 def kinds(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, ChatTokenizer]:
     folder = tmp_path_factory.mktemp("kinds")
@@ -218,11 +204,12 @@ class Saying(Parrot):
         super().__init__(tokenizer)
         self._turn = turn
 
-    def _answered(self, prompt: Prompt, params: SamplingParams) -> Rollout:
+    def _answered(self, prompt: Prompt, place: int, params: SamplingParams) -> Rollout:
         ids = (*self._tokenizer.encode(self._turn, "template"), *self._tokenizer.end_of_turn)
         return completion(prompt, ids, "", is_cut=False)
 
 
+@pytest.fixture(scope="module")
 def tokenizers(tokenizer: ChatTokenizer) -> Mapping[str, ChatTokenizer]:
     return {
         "hermes": with_template(tokenizer, templates.HERMES),
@@ -262,15 +249,11 @@ def play(own: ChatTokenizer, prompt: Prompt, turn: str, *, is_chat: bool) -> lis
 @settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(form="hermes", turn='<tool_call>{"name": "search web", "arguments": {}}</tool_call>', is_chat=True)
 @example(form="hermes", turn='<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>', is_chat=False)
-@given(
-    form=st.sampled_from(FORMS),
-    turn=SAID,
-    is_chat=st.booleans(),
-)
+@given(form=st.sampled_from(FORMS), turn=SAID, is_chat=st.booleans())
 def test_any_sampled_text_sent_back_continues_its_answer(
-    tokenizer: ChatTokenizer, prompts: list[Prompt], form: str, turn: str, is_chat: bool
+    tokenizers: Mapping[str, ChatTokenizer], prompts: list[Prompt], form: str, turn: str, is_chat: bool
 ) -> None:
-    own = tokenizers(tokenizer)[form]
+    own = tokenizers[form]
     for control in own.special_tokens:
         if control not in MARKS:
             turn = turn.replace(control, "")

@@ -21,6 +21,7 @@ from rlcore.config import RolloutCorrectionConfig
 from tests import strategies
 from tests.reference import iteration
 from tests.reference.table_policy import TablePolicy, Tokens
+from tests.rlcore.algorithms.test_objective import loss_inputs
 
 ALONE = Coefficients(kl=0.0, kl_estimator="k2", entropy=0.0, mismatch=RolloutCorrectionConfig(mode="off"))
 
@@ -48,15 +49,12 @@ def expected_gradient(
             parts["index"].append(torch.full((length,), sequence))
             sequence += 1
     flat = {name: torch.cat(tensors) for name, tensors in parts.items()}
-    inputs = LossInputs(
+    inputs = loss_inputs(
         policy_logprobs=flat["policy"],
-        entropy=torch.zeros_like(flat["old"]),
         old_logprobs=flat["old"],
         sampler_logprobs=flat["old"],
-        ref_logprobs=flat["old"],
         advantages=flat["advantages"],
         weights=flat["weights"],
-        loss_mask=torch.ones(len(flat["old"]), dtype=torch.bool),
         sequence_index=flat["index"],
     )
     return torch.autograd.grad(policy_loss(inputs, row, ALONE).loss, policy.logits)[0]
@@ -133,17 +131,8 @@ def distilled(policy: TablePolicy, teacher: TablePolicy) -> torch.Tensor:
         gaps = (teacher.logprobs(one).detach() - old)[None]
         values = torch.zeros(mask.shape, dtype=torch.float64)
         paid = strategies.episodes([float(gaps.sum())], mask=mask, token_rewards=gaps, values=values)
-        inputs = LossInputs(
-            policy_logprobs=logprobs,
-            entropy=torch.zeros_like(old),
-            old_logprobs=old,
-            sampler_logprobs=old,
-            ref_logprobs=old,
-            advantages=row.advantage(paid)[0],
-            weights=old.sum().exp() * row.weighting(mask, strategies.one_each(mask))[0].double(),
-            loss_mask=mask[0],
-            sequence_index=torch.zeros(len(one), dtype=torch.int64),
-        )
+        weights = old.sum().exp() * row.weighting(mask, strategies.one_each(mask))[0].double()
+        inputs = loss_inputs(policy_logprobs=logprobs, advantages=row.advantage(paid)[0], weights=weights)
         total = total + policy_loss(inputs, row, ALONE).loss
     return torch.autograd.grad(total, policy.logits)[0]
 
@@ -238,12 +227,10 @@ def episodes_of(batch: Ragged, *, beta: float) -> advantages.AdvantageInputs:
     )
 
 
-def loss_inputs(batch: Ragged, advantage: torch.Tensor, weights: torch.Tensor) -> LossInputs:
+def flat_inputs(batch: Ragged, advantage: torch.Tensor, weights: torch.Tensor) -> LossInputs:
     """Flat tensors of one micro-batch that holds everything."""
-    zeros = torch.zeros(int(batch.tokens.sum()))
-    return LossInputs(
+    return loss_inputs(
         policy_logprobs=batch.flat("logprob"),
-        entropy=zeros,
         old_logprobs=batch.flat("old_logprob"),
         sampler_logprobs=batch.flat("sampler_logprob"),
         ref_logprobs=batch.flat("ref_logprob"),
@@ -272,7 +259,7 @@ def test_ppo_equals_plain_loops(batch: Ragged, beta: float, gamma: float, lam: f
         row = ALGORITHMS["ppo"]
         raw = advantages.gae(episodes_of(batch, beta=beta), gamma=gamma, lam=lam)
         weights = row.weighting(batch.own, strategies.one_each(batch.own))
-        inputs = loss_inputs(batch, advantages.whiten(raw, batch.own), weights)
+        inputs = flat_inputs(batch, advantages.whiten(raw, batch.own), weights)
         policy = policy_loss(inputs, row, OFF).loss
         values, old_values = batch.fields["value"][batch.own], batch.fields["old_value"][batch.own]
         losses = value_loss(values, old_values, raw[batch.own] + old_values, clip_range=0.3)
@@ -288,7 +275,7 @@ def test_grpo_equals_plain_loops(batch: Ragged, beta: float) -> None:
     coefficients: Any = dataclasses.replace(OFF, kl=beta, mismatch=RolloutCorrectionConfig())
     with strategies.double_precision():
         row = ALGORITHMS["grpo"]
-        inputs = loss_inputs(
+        inputs = flat_inputs(
             batch, row.advantage(episodes_of(batch, beta=0.0)), row.weighting(batch.own, strategies.one_each(batch.own))
         )
         ours = policy_loss(inputs, row, coefficients).loss

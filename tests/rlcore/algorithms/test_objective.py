@@ -148,54 +148,35 @@ def test_the_reported_divergences_are_the_exact_ones_in_expectation() -> None:
     assert mismatch == pytest.approx(exact(sampler, trainer), rel=1e-9)
 
 
-def corrections(old: list[float], sampler: list[float], config: RolloutCorrectionConfig, **fields: Any) -> list[float]:
-    """The correction of each token, and that the metrics agree with it."""
-    inputs = loss_inputs(policy_logprobs=old, old_logprobs=old, sampler_logprobs=sampler, **fields)
-    result: list[float] = mismatch_correction(inputs, config)[0].tolist()
-    return result
+THREE = ([-1.0, -1.0, -4.0], [-1.1, -2.0, -1.0])  # e^0.1 = 1.1052, e^1 = 2.7183, e^-3 = 0.0498
+# Sequence 0: differences 3 and 0, mean 1.5, weight 4.48; sequence 1: mean -1, weight 0.3679; sequence 2: 0.1.
+SEQUENCES = ([-1.0] * 5, [-4.0, -1.0, 0.5, -0.5, -1.1])
+BY_SEQUENCE = {"level": "sequence", "low": 0.5, "high": 2.0}
 
 
-def test_token_weights_are_truncated_at_the_bound() -> None:
-    # e^0.1 = 1.1052; e^1 = 2.718 is cut to 2; e^-3 = 0.0498 stays.
-    result = corrections([-1.0, -1.0, -4.0], [-1.1, -2.0, -1.0], RolloutCorrectionConfig(mode="truncate", high=2.0))
-    assert result == pytest.approx([1.1052, 2.0, 0.0498], abs=5e-5)
-
-
-def test_token_weights_outside_the_band_are_zero_in_mask_mode() -> None:
-    config = RolloutCorrectionConfig(mode="mask", low=0.5, high=5.0)
-    inputs = loss_inputs(policy_logprobs=[-1.0, -1.0, -4.0], sampler_logprobs=[-1.1, -3.0, -1.0])
-    correction, sums, _ = mismatch_correction(inputs, config)
-    assert correction.tolist() == pytest.approx([1.1052, 0.0, 0.0], abs=5e-5)
-    assert float(sums["mismatch/rejected"]) == 2.0
-
-
-def test_the_correction_is_on_by_default_and_each_mode_has_its_own_upper_bound() -> None:
-    # e^1.5 = 4.48 is cut to 2 when truncated, kept within the band [0.5, 5] when masked; e^1.7 = 5.47 is outside.
-    assert RolloutCorrectionConfig().mode == "truncate"
-    assert corrections([-1.0], [-2.5], RolloutCorrectionConfig()) == [2.0]
-    assert corrections([-1.0, -1.0], [-2.5, -2.7], RolloutCorrectionConfig(mode="mask")) == pytest.approx(
-        [4.4817, 0.0], abs=5e-5
-    )
-
-
-@pytest.mark.parametrize("mode", ["truncate", "mask", "off"])
-def test_at_sequence_level_every_token_of_a_sequence_shares_its_fate(mode: Any) -> None:
-    # Sequence 0: differences 3 and 0, mean 1.5, weight 4.48; sequence 1: mean -1, weight 0.3679; sequence 2: 0.1.
-    result = corrections(
-        [-1.0] * 5,
-        [-4.0, -1.0, 0.5, -0.5, -1.1],
-        RolloutCorrectionConfig(mode=mode, level="sequence", low=0.5, high=2.0),
-        sequence_index=[0, 0, 1, 1, 2],
-    )
-    expected = {"truncate": [2.0, 2.0, 0.3679, 0.3679, 1.1052], "mask": [0.0, 0.0, 0.0, 0.0, 1.1052], "off": [1.0] * 5}
-    assert result == pytest.approx(expected[mode], abs=5e-5)
-
-
-def test_a_weight_at_a_bound_of_the_mask_is_kept() -> None:
-    inputs = loss_inputs(policy_logprobs=[-1.0], old_logprobs=[-1.0], sampler_logprobs=[-1.0], advantages=[1.0])
-    for bounds in ({"low": 1.0, "high": 2.0}, {"low": 0.5, "high": 1.0}):
-        weights, _, _ = mismatch_correction(inputs, RolloutCorrectionConfig(mode="mask", **bounds))
-        assert weights.tolist() == [1.0]
+@pytest.mark.parametrize(
+    ("config", "logprobs", "expected"),
+    [
+        ({}, ([-1.0], [-2.5]), [2.0]),  # on by default, with an upper bound of 2: e^1.5 = 4.48
+        ({"mode": "truncate", "high": 2.0}, THREE, [1.1052, 2.0, 0.0498]),
+        ({"mode": "mask", "low": 0.5, "high": 2.0}, THREE, [1.1052, 0.0, 0.0]),
+        ({"mode": "mask"}, ([-1.0, -1.0], [-2.5, -2.7]), [4.4817, 0.0]),  # by default up to 5: e^1.7 = 5.47
+        ({"mode": "mask", "low": 1.0, "high": 2.0}, ([-1.0], [-1.0]), [1.0]),  # at a bound it is kept
+        ({"mode": "mask", "low": 0.5, "high": 1.0}, ([-1.0], [-1.0]), [1.0]),
+        ({"mode": "truncate", **BY_SEQUENCE}, SEQUENCES, [2.0, 2.0, 0.3679, 0.3679, 1.1052]),
+        ({"mode": "mask", **BY_SEQUENCE}, SEQUENCES, [0.0, 0.0, 0.0, 0.0, 1.1052]),
+        ({"mode": "off", **BY_SEQUENCE}, SEQUENCES, [1.0] * 5),
+    ],
+)
+def test_mismatch_weights_by_hand(
+    config: Any, logprobs: tuple[list[float], list[float]], expected: list[float]
+) -> None:
+    index = [0, 0, 1, 1, 2][: len(expected)]
+    old, sampler = logprobs
+    inputs = loss_inputs(policy_logprobs=old, old_logprobs=old, sampler_logprobs=sampler, sequence_index=index)
+    weights, sums, _ = mismatch_correction(inputs, RolloutCorrectionConfig(**config))
+    assert weights.tolist() == pytest.approx(expected, abs=5e-5)
+    assert float(sums["mismatch/rejected"]) == expected.count(0.0)
 
 
 def test_terms_without_coefficient_are_not_read() -> None:
@@ -211,16 +192,16 @@ def test_rejected_tokens_stay_in_the_denominator() -> None:
     assert float(policy_loss(inputs, ALGORITHMS["grpo"], config).loss) == pytest.approx(-0.5)
 
 
-def test_the_sequence_weight_is_the_geometric_mean() -> None:
+def test_a_masked_token_is_outside_of_the_sequence_weight() -> None:
     # Differences 0.4 and -0.1 of sequence 0: mean 0.15; the masked 7.0 does not count. Sequence 1: 0.2.
-    result = corrections(
-        [-1.0, -1.0, -1.0, -1.0],
-        [-1.4, -0.9, -8.0, -1.2],
-        RolloutCorrectionConfig(mode="truncate", level="sequence", high=2.0),
+    inputs = loss_inputs(
+        policy_logprobs=[-1.0] * 4,
+        sampler_logprobs=[-1.4, -0.9, -8.0, -1.2],
         loss_mask=[True, True, False, True],
         sequence_index=[0, 0, 0, 1],
     )
-    assert [result[i] for i in (0, 1, 3)] == pytest.approx([math.exp(0.15), math.exp(0.15), math.exp(0.2)])
+    weights, *_ = mismatch_correction(inputs, RolloutCorrectionConfig(mode="truncate", level="sequence", high=2.0))
+    assert weights[[0, 1, 3]].tolist() == pytest.approx([math.exp(0.15), math.exp(0.15), math.exp(0.2)])
 
 
 def test_the_effective_sample_size_comes_from_the_sums_of_weights_and_squares() -> None:

@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import torch
 
-from rlcore.algorithms.advantages import SCALES, gae, length_adaptive_gae
+from rlcore.algorithms.advantages import SCALES
 from rlcore.algorithms.kl import PenaltyController
 from rlcore.algorithms.objective import Coefficients, LossInputs, LossOutput, policy_loss
 from rlcore.algorithms.table import (
     ALGORITHMS,
+    WEIGHTINGS,
     Algorithm,
     constants_of,
     resolve_algorithm,
     with_constants,
     with_objective,
 )
-from rlcore.algorithms.weighting import WEIGHTINGS
 from rlcore.config import KlConfig, ObjectiveConfig, RolloutCorrectionConfig, UpdateConfig
 from rlcore.errors import ConfigError
 from tests import strategies
@@ -134,31 +134,18 @@ def test_uses_critic_iff_advantages_read_values(name: str) -> None:
     assert ALGORITHMS[name].uses_critic == (not torch.equal(with_critic, without))
 
 
-@pytest.mark.parametrize(
-    ("name", "bounds"),
-    [
-        ("ppo", (0.2, 0.2)),
-        ("grpo", (0.2, 0.2)),
-        ("dr_grpo", (0.2, 0.2)),
-        ("dapo", (0.2, 0.28)),
-        ("gspo", (3e-4, 4e-4)),
-        ("cispo", (1.0, 0.28)),
-        ("rloo", (0.2, 0.2)),
-        ("reinforce++", (0.2, 0.2)),
-        ("dppo_tv", (0.15, 0.15)),
-        ("maxrl", (0.2, 0.2)),
-    ],
-)
-def test_a_row_of_a_paper_clips_at_the_papers_bounds(name: str, bounds: tuple[float, float]) -> None:
-    keywords = ALGORITHMS[name].surrogate.keywords  # type: ignore[attr-defined]
-    assert (keywords["clip_low"], keywords["clip_high"]) == bounds
+PAPERS = {
+    "gspo": (3e-4, 4e-4), "dapo": (0.2, 0.28), "cispo": (1.0, 0.28), "dppo_tv": (0.15, 0.15),
+    **dict.fromkeys(("ppo", "grpo", "dr_grpo", "rloo", "reinforce++", "maxrl"), (0.2, 0.2)),
+}  # fmt: skip
 
 
-def test_sapo_has_the_papers_gates() -> None:
-    assert ALGORITHMS["sapo"].surrogate.keywords == {  # type: ignore[attr-defined]
-        "gate_positive": 1.0,
-        "gate_negative": 1.05,
-    }
+def test_a_row_of_a_paper_has_the_papers_bounds_and_gates() -> None:
+    for name, bounds in PAPERS.items():
+        keywords = ALGORITHMS[name].surrogate.keywords  # type: ignore[attr-defined]
+        assert (keywords["clip_low"], keywords["clip_high"]) == bounds, name
+    gates = {"gate_positive": 1.0, "gate_negative": 1.05}
+    assert ALGORITHMS["sapo"].surrogate.keywords == gates  # type: ignore[attr-defined]
 
 
 def test_a_run_sets_the_constants_of_gae_and_of_dr_grpo() -> None:
@@ -189,17 +176,6 @@ def test_a_run_may_give_policy_and_critic_lambdas_of_their_own() -> None:
     assert first(lam=0.5, lam_alpha=2.0) == (0.75, 0.5)  # 1 - 1 / (2 * 2)
 
 
-def test_length_adaptive_lambda_is_opt_in() -> None:
-    mask = torch.arange(5) < torch.tensor([[5], [2]])
-    rewards = torch.tensor([[0.0, 0.0, 0.0, 0.0, 1.0], [0.0, -1.0, 0.0, 0.0, 0.0]], dtype=torch.float64)
-    episodes = strategies.episodes([1.0, -1.0], mask=mask, token_rewards=rewards)
-    plain = gae(episodes, gamma=1.0, lam=0.95)
-    adaptive = length_adaptive_gae(episodes, gamma=1.0, alpha=0.5)
-    assert not torch.equal(plain, adaptive)
-    assert torch.equal(ALGORITHMS["ppo"].advantage(episodes), plain)
-    assert torch.equal(with_constants(ALGORITHMS["ppo"], {"lam_alpha": 0.5}).advantage(episodes), adaptive)
-
-
 VALUES: dict[str, Any] = {
     "scale": "batch",
     "clip_low": 0.1,
@@ -216,13 +192,6 @@ VALUES: dict[str, Any] = {
 def row(name: str, **settings: Any) -> Algorithm:
     run = {"constant_length": 8}
     return with_objective(ALGORITHMS[name], ObjectiveConfig(**settings), name=name, run=run)
-
-
-def loss_of(algorithm: Algorithm, *, ratio: float, advantage: float) -> float:
-    """The surrogate of one token whose probability is now 0.4."""
-    logprob = torch.tensor([0.4], dtype=torch.float64).log()
-    log_ratio = torch.tensor([ratio], dtype=torch.float64).log()
-    return float(algorithm.surrogate(log_ratio, logprob, torch.tensor([advantage], dtype=torch.float64)).loss)
 
 
 def computed(algorithm: Algorithm) -> list[Any]:
@@ -272,15 +241,6 @@ def test_row_without_settings_is_unchanged(name: str) -> None:
     assert with_objective(ALGORITHMS[name], ObjectiveConfig(), name=name) == ALGORITHMS[name]
 
 
-def test_the_bounds_of_the_ratio_reach_the_clip() -> None:
-    # ratio 1.5, A = 1: min(1.5, 1.3) = 1.3; ratio 0.5, A = -1: -min(-0.5, -0.9) = 0.9; ratio 4, A = -1: at most 3.
-    changed = row("grpo", clip_low=0.1, clip_high=0.3, dual_clip=3.0)
-    assert loss_of(changed, ratio=1.5, advantage=1.0) == pytest.approx(-1.3)
-    assert loss_of(changed, ratio=0.5, advantage=-1.0) == pytest.approx(0.9)
-    assert loss_of(changed, ratio=4.0, advantage=-1.0) == pytest.approx(3.0)
-    assert loss_of(row("grpo", dual_clip=0.0), ratio=4.0, advantage=-1.0) == pytest.approx(4.0)
-
-
 def test_the_penalty_has_the_papers_start_and_a_run_sets_both_numbers() -> None:
     assert ALGORITHMS["ppo_penalty"].penalty == PenaltyController(coefficient=1.0, target=0.01)
     changed = row("ppo_penalty", penalty_coefficient=3.0, penalty_target=0.05)
@@ -300,26 +260,21 @@ def test_a_penalty_without_a_second_step_is_refused(epochs: int, minibatches: in
     assert resolved(num_epochs=2).penalty
 
 
-def test_sapo_gates_are_separate_settings() -> None:
-    # ratio 1.5: tau 2 gives sigmoid(1) * 4 / 2 = 0.731059 * 2 = 1.462117.
-    changed = row("sapo", gate_positive=2.0)
-    assert loss_of(changed, ratio=1.5, advantage=1.0) == pytest.approx(-1.462117, abs=1e-6)
-    assert loss_of(changed, ratio=1.5, advantage=-1.0) == loss_of(ALGORITHMS["sapo"], ratio=1.5, advantage=-1.0)
-
-
-def test_a_weighting_is_chosen_by_name_and_a_constant_one_has_a_length() -> None:
+@pytest.mark.parametrize(
+    ("name", "settings", "first"),
+    [
+        # 4 tokens; 2 sequences of 3 and 1; 2 sequences over a length of 8 (max_new_tokens), or of 5.
+        ("ppo", {"weighting": "token_mean"}, 1 / 4),
+        ("ppo", {"weighting": "sequence_mean"}, 1 / 6),
+        ("ppo", {"weighting": "constant"}, 1 / 16),
+        ("ppo", {"weighting": "constant", "constant_length": 5}, 1 / 10),
+        ("dr_grpo", {}, 1 / 16),
+        ("dr_grpo", {"weighting": "token_mean"}, 1 / 4),
+    ],
+)
+def test_a_weighting_is_chosen_by_name(name: str, settings: dict[str, Any], first: float) -> None:
     mask = torch.tensor([[True, True, True, False], [True, False, False, False]])
-    # 4 tokens; 2 sequences of 3 and 1; 2 sequences over a length of 8 (max_new_tokens), or of 5.
-    assert row("ppo", weighting="token_mean").weighting(mask, strategies.one_each(mask))[0, 0] == 0.25
-    assert float(
-        row("ppo", weighting="sequence_mean").weighting(mask, strategies.one_each(mask))[0, 0]
-    ) == pytest.approx(1 / 6)
-    assert row("ppo", weighting="constant").weighting(mask, strategies.one_each(mask))[0, 0] == 0.0625
-    assert float(
-        row("ppo", weighting="constant", constant_length=5).weighting(mask, strategies.one_each(mask))[0, 0]
-    ) == pytest.approx(0.1)
-    assert row("dr_grpo").weighting(mask, strategies.one_each(mask))[0, 0] == 0.0625
-    assert row("dr_grpo", weighting="token_mean").weighting(mask, strategies.one_each(mask))[0, 0] == 0.25
+    assert float(row(name, **settings).weighting(mask, strategies.one_each(mask))[0, 0]) == pytest.approx(first)
 
 
 def test_a_constant_length_without_the_constant_weighting_is_refused() -> None:

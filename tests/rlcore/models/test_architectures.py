@@ -8,21 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GenerationConfig,
-    GraniteConfig,
-    GraniteForCausalLM,
-    Lfm2Config,
-    Lfm2ForCausalLM,
-    PreTrainedModel,
-)
+from transformers import Gemma2Config, Gemma2ForCausalLM, GenerationConfig, PreTrainedModel
 
 from rlcore.config import LoraConfig
 from rlcore.errors import ModelError, TrainingError
 from rlcore.hardware.precision import compute_dtype, set_compute_dtype
-from rlcore.models import architectures, lora, policy, weight_names
+from rlcore.models import architectures, lora, policy
 from rlcore.models.architectures import choose_kernels, pack_for, positions_of, supports_prompt_sharing
 from rlcore.models.loading import load_policy
 from rlcore.models.logprob_check import check_model
@@ -33,18 +24,19 @@ from rlcore.models.preview import model_size
 from rlcore.models.runtime import enable_gradient_checkpointing
 from rlcore.models.scratch import make_tokenizer
 from rlcore.models.tree_attention import TREE_ATTENTION
-from rlcore.models.weight_names import to_checkpoint_names
-from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.base import SamplingParams, weight_mismatches
 from rlcore.sampling.native import NativeSampler
-from rlcore.sampling.vllm.weights import checkpoint_shapes, shape_mismatches, stored_tensors
+from rlcore.sampling.vllm import weights as weight_files
+from rlcore.sampling.vllm.weights import checkpoint_shapes, stored_tensors, to_checkpoint_names
 from rlcore.text.packing import TokenSequence
 from rlcore.types import Prompt, Rollout
 from tests import strategies
-from tests.rlcore.models.zoo import ARCHITECTURES, VOCABULARY, Architecture, make, table
+from tests.rlcore.models.zoo import ARCHITECTURES, BY_TYPE, COMMON, VOCABULARY, Architecture, make, table
 
 DOCS = Path(__file__).parents[3] / "docs" / "models.md"
 EOS = 2
 RIGHT = [each for each in ARCHITECTURES if not each.refused]
+MIXTURE = BY_TYPE["qwen3_moe"]
 REFUSED = [each for each in ARCHITECTURES if each.refused]
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # GPT-BigCode's
 
@@ -187,7 +179,7 @@ def test_checkpoint_round_trip_with_its_names(architecture: Architecture, tmp_pa
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert positions_of(tmp_path) == (sys.maxsize if "mamba" in architecture.model_type else 256)
     state = to_checkpoint_names(loaded.state_dict(), tmp_path)
-    assert shape_mismatches(checkpoint_shapes(tmp_path), state) == []
+    assert weight_mismatches(checkpoint_shapes(tmp_path), state) == []
     assert all(torch.equal(tensor, state[name]) for name, tensor in stored_tensors(tmp_path))
 
 
@@ -228,19 +220,18 @@ def test_unsupported_architecture_is_refused(architecture: Architecture) -> None
 
 
 def test_experts_have_no_adapter_and_are_logged(caplog: pytest.LogCaptureFixture) -> None:
-    (mixture,) = [each for each in ARCHITECTURES if each.model_type == "qwen3_moe"]
     with caplog.at_level("WARNING", logger=lora.__name__):
-        policy = add_lora(make(mixture), LoraConfig(rank=2, alpha=4), "policy", seed=0)
+        policy = add_lora(make(MIXTURE), LoraConfig(rank=2, alpha=4), "policy", seed=0)
     assert "Experts are not changed." in caplog.text
     assert {path.rpartition(".")[0].rpartition(".")[2] for path in policy.adapter_shapes()} == {
         "q_proj", "k_proj", "v_proj", "o_proj",
     }  # fmt: skip
     with pytest.raises(ModelError, match="no linear layer gate_proj that an adapter can change"):
-        add_lora(make(mixture), LoraConfig(rank=2, alpha=4, targets=("gate_proj",)), "policy", seed=0)
+        add_lora(make(MIXTURE), LoraConfig(rank=2, alpha=4, targets=("gate_proj",)), "policy", seed=0)
 
 
 def test_one_completion_per_row_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    (hybrid,) = [each for each in ARCHITECTURES if each.model_type == "lfm2"]
+    hybrid = BY_TYPE["lfm2"]
     with caplog.at_level("WARNING", logger=architectures.__name__):
         choose_kernels(make(hybrid))
         choose_kernels(make(hybrid))
@@ -251,28 +242,9 @@ def test_documented_table_is_tested_table() -> None:
     assert table() in DOCS.read_text(encoding="utf-8")
 
 
-SMALL = {
-    "vocab_size": 29,
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.5,
-    "pad_token_id": 0,
-}
-
-
-def gemma2(**settings: object) -> PreTrainedModel:
-    torch.manual_seed(0)
-    return Gemma2ForCausalLM(Gemma2Config(**SMALL, head_dim=8, **settings)).eval()
-
-
 @pytest.mark.parametrize("attention", ["sdpa", TREE_ATTENTION])
-@pytest.mark.parametrize("settings", [{}, {"tie_word_embeddings": False}, {"num_key_value_heads": 4}], ids=str)
-def test_llama_passes_check(settings: dict[str, object], attention: str) -> None:
-    model = strategies.tiny_llama(**settings)
+def test_llama_passes_check(attention: str) -> None:
+    model = strategies.tiny_llama()
     model.set_attn_implementation(attention)
     check_model(model)
     assert model.config._attn_implementation == attention
@@ -306,15 +278,16 @@ def test_check_uses_tokens_of_a_sentence(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_attention_with_soft_cap_is_eager() -> None:
-    model = gemma2(final_logit_softcapping=None, attn_logit_softcapping=1.0)
+    config = Gemma2Config(**COMMON, final_logit_softcapping=None, attn_logit_softcapping=1.0)
+    torch.manual_seed(0)
+    model = Gemma2ForCausalLM(config).eval()
     choose_kernels(model)
     assert model.config._attn_implementation == "eager"
     check_model(model)
 
 
 def test_scaled_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    model = GraniteForCausalLM(GraniteConfig(**SMALL, logits_scaling=4.0)).eval()
+    model = make(BY_TYPE["granite"])
     check_model(model)
     monkeypatch.setattr(policy, "logit_scale", lambda config: 1.0)
     with pytest.raises(ModelError, match="differ from its own logits"):
@@ -322,9 +295,7 @@ def test_scaled_logits_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_leaking_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    shape = SMALL | {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
-    model = Lfm2ForCausalLM(Lfm2Config(**shape)).eval()
+    model = make(BY_TYPE["lfm2"])
     check_model(model)
     monkeypatch.setattr(architectures, "supports_prompt_sharing", lambda model: True)
     with pytest.raises(ModelError, match="a row of Lfm2ForCausalLM holds one completion"):
@@ -359,9 +330,6 @@ def test_check_out_of_memory_is_a_training_error(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(model.model, "forward", forward)
     with pytest.raises(TrainingError, match="out of memory"):
         check_model(model)
-
-
-(MIXTURE,) = [each for each in ARCHITECTURES if each.model_type == "qwen3_moe"]
 
 
 class Watched(dict[str, torch.Tensor]):
@@ -401,11 +369,11 @@ def test_experts_are_converted_lazily(tmp_path: Path) -> None:
 
 def test_conversion_of_several_tensors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(MIXTURE).save_pretrained(tmp_path)
-    exact = weight_names.revert_weight_conversion
+    exact = weight_files.revert_weight_conversion
 
     def half(model: object, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return exact(model, state) if len(state) > 1 else {}
 
-    monkeypatch.setattr(weight_names, "revert_weight_conversion", half)
+    monkeypatch.setattr(weight_files, "revert_weight_conversion", half)
     with pytest.raises(ModelError, match="cannot be converted to checkpoint names"):
         to_checkpoint_names({}, tmp_path)

@@ -284,6 +284,7 @@ ARCHITECTURES = (
     ),
 )
 # fmt: on
+BY_TYPE: Mapping[str, Architecture] = {each.model_type: each for each in ARCHITECTURES}
 
 
 @cache

@@ -61,15 +61,24 @@ def chunked(*pieces: bytes) -> bytes:
     return request(CHAT, b"".join(pieces), "Transfer-Encoding: chunked", length="")
 
 
-def connected(port: int, sent: bytes, key: str = "") -> socket.socket:
-    """A connection whose client sends in the background: some servers refuse before they have read all."""
-    connection = socket.create_connection(("127.0.0.1", port), timeout=LONG)
+def connected(address: int | str, sent: bytes = b"", key: str = "") -> socket.socket:
+    """A connection to a port, or to a Unix socket.
+
+    Its client sends in the background: some servers refuse before they have read all.
+    """
+    if isinstance(address, int):
+        connection = socket.create_connection(("127.0.0.1", address), timeout=LONG)
+    else:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(LONG)
+        connection.connect(address)
 
     def send() -> None:
         with suppress(OSError):
             connection.sendall(sent.replace(KEY.encode(), key.encode()))
 
-    threading.Thread(target=send, daemon=True).start()
+    if sent:
+        threading.Thread(target=send, daemon=True).start()
     return connection
 
 

@@ -28,6 +28,7 @@ from tests.rlcore.openai_api.hostile import (
     SAYS,
     chat,
     chunked,
+    connected,
     messages,
     plain,
     refusal,
@@ -188,6 +189,12 @@ async def app(scope: guard.Scope, receive: guard.Receive, send: guard.Send) -> N
     await JSONResponse({})(scope, receive, send)
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that soon stops to wait for the rest of a body that never comes."""
+    monkeypatch.setattr(guard, "_DRAIN_SECONDS", 0.1)
+
+
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
     server = ServerThread(Guard(app, Admission(allows=TOKEN.__eq__), Limits()))
@@ -200,7 +207,9 @@ def test_there_are_enough_of_them() -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_request_is_refused(port: int, name: str) -> None:
+def test_a_hostile_request_is_refused(port: int, name: str, request: pytest.FixtureRequest) -> None:
+    if name in ("a length that never comes", "a length and chunks"):
+        request.getfixturevalue("impatient")
     status, sent = HOSTILE[name]
     found, message = refusal(port, sent, TOKEN)
     assert (found, WORDS.get(name, "") in message) == (status, True), message
@@ -258,8 +267,6 @@ def test_a_token_of_a_text_completion_has_its_place_in_the_text(count: int) -> N
 
 KEYS = ("one", "other")
 
-Address = int | str  # a port, or the path of a Unix socket
-
 
 async def echo(scope: guard.Scope, receive: guard.Receive, send: guard.Send) -> None:
     body = await Request(scope, receive).body()
@@ -274,18 +281,6 @@ def serving(path: Path | None = None, **limits: Any) -> Iterator[int]:
         yield port
     finally:
         running.stop()
-
-
-def connected(address: Address) -> socket.socket:
-    kind = socket.AF_INET if isinstance(address, int) else socket.AF_UNIX
-    connection = socket.socket(kind)
-    connection.settimeout(300)
-    try:
-        connection.connect(("127.0.0.1", address) if isinstance(address, int) else address)
-    except OSError:
-        connection.close()
-        raise
-    return connection
 
 
 def head(key: str = KEYS[0], length: int = 0, host: str = "localhost", more: str = "") -> bytes:
@@ -335,16 +330,23 @@ def test_silent_connections_leave_room_for_honest_ones(few: int) -> None:
 
 def test_a_burst_of_connections_holds_few_files(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
     burst, files, made = 400, [], server.Connection.connection_made
+    is_held, is_over = threading.Event(), threading.Event()
+
+    async def hold(scope: guard.Scope, receive: guard.Receive, send: guard.Send) -> None:
+        is_held.set()
+        is_over.wait(LONG)  # all others wait to be accepted
+        await echo(scope, receive, send)
 
     def counted(self: server.Connection, transport: Any) -> None:
         files.append(len(list(Path("/proc/self/fd").iterdir())))
         made(self, transport)
 
     monkeypatch.setattr(server.Connection, "connection_made", counted)
-    running, is_over = ServerThread(Guard(echo, Admission(allows=KEYS.__contains__), Limits())), threading.Event()
+    running = ServerThread(Guard(hold, Admission(allows=KEYS.__contains__), Limits()))
     port = running.start()
     with ExitStack() as open_ones:
-        running.call_soon(is_over.wait)  # all wait to be accepted
+        open_ones.enter_context(connected(port)).sendall(head())
+        assert is_held.wait(LONG)
         before = len(list(Path("/proc/self/fd").iterdir()))
         for _ in range(burst):
             open_ones.enter_context(connected(port))
@@ -375,10 +377,9 @@ def test_the_limit_on_connections_leaves_files_for_the_rest_of_the_process() -> 
 
 @pytest.mark.parametrize("before", [b"", b"POST / HT", head() + b"POST / HT", head(length=2000) + b"x" * 500])
 def test_a_connection_that_stays_silent_within_a_request_is_closed(
-    before: bytes, monkeypatch: pytest.MonkeyPatch
+    before: bytes, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "_SILENT_SECONDS", 0.2)
-    monkeypatch.setattr(guard, "_DRAIN_SECONDS", 0.1)
     with serving(body_bytes=100) as port, connected(port) as connection:
         connection.sendall(before)
         while connection.recv(65536):
@@ -399,7 +400,7 @@ def test_a_body_that_does_not_come_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("length", [10**12, 2 * 10**6])
-def test_a_body_that_never_comes_is_refused_by_its_length(length: int) -> None:
+def test_a_body_that_never_comes_is_refused_by_its_length(length: int, impatient: None) -> None:
     with serving(body_bytes=1 << 20) as port, connected(port) as connection:
         assert status(connection, head(length=length)) == 413
 

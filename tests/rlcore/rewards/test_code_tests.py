@@ -20,8 +20,8 @@ from rlcore.data_contracts.contracts.code_tasks import stub
 from rlcore.errors import CanaryError
 from rlcore.rewards import RewardResources, build_rewards
 from rlcore.rewards.code_tests import CodeOptions, CodeReward, find_program
-from rlcore.types import Prompt, Rollout
 from tests.quick import within_seconds
+from tests.rlcore.rewards.conftest import make_rollout
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 from tests.rows import rows_of
 from tests.waiting import LONG, given_time
@@ -64,10 +64,8 @@ def large_tasks() -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_program_is_paid_if_it_is_right_in_whatever_habit_it_is_written(
-    make_rollout: Callable[..., Rollout], every: int
-) -> None:
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_program_is_paid_if_it_is_right_in_whatever_habit_it_is_written(every: int) -> None:
     require_bubblewrap()
     rows = rows_of(__file__, "programs")
     tasks = large_tasks() | {row["task"]: row["reference"] for row in rows if "reference" in row}
@@ -79,9 +77,7 @@ def test_a_program_is_paid_if_it_is_right_in_whatever_habit_it_is_written(
     assert [(row["task"], row["habit"], score.value, score.error) for row, score in wrong] == []
 
 
-def test_the_score_is_the_share_of_tests_beyond_what_a_constant_passes(
-    reward: CodeReward, make_rollout: Callable[..., Rollout]
-) -> None:
+def test_the_score_is_the_share_of_tests_beyond_what_a_constant_passes(reward: CodeReward) -> None:
     """Three tests, and a constant passes one: two of three are half of the rest."""
     task = ADD | {"tests": [*ADD["tests"], {"args": [5, 0], "output": 5}]}
     programs = [
@@ -97,9 +93,7 @@ def test_the_score_is_the_share_of_tests_beyond_what_a_constant_passes(
 
 
 @pytest.mark.parametrize("style", ["call", "assert", "plain", "stdin"])
-def test_a_constant_earns_nothing_of_a_share(
-    reward: CodeReward, make_rollout: Callable[..., Rollout], style: str
-) -> None:
+def test_a_constant_earns_nothing_of_a_share(reward: CodeReward, style: str) -> None:
     answers = list(enumerate([True, False, True, False, True, True]))
     tests: dict[str, list[Any]] = {
         "call": [{"args": [n], "output": answer} for n, answer in answers],
@@ -114,7 +108,7 @@ def test_a_constant_earns_nothing_of_a_share(
 
 
 @pytest.mark.parametrize("credit", ["all", "share"])
-def test_answers_by_turns_earn_nothing(make_rollout: Callable[..., Rollout], credit: Any) -> None:
+def test_answers_by_turns_earn_nothing(credit: Any) -> None:
     """The tests alternate, as do programs that ignore their input."""
     require_bubblewrap()
     answers = [n % 2 == 0 for n in range(6)]
@@ -140,16 +134,14 @@ def test_answers_by_turns_earn_nothing(make_rollout: Callable[..., Rollout], cre
     assert [score.value for score in scores] == [0.0, 0.0, 1.0] * 3
 
 
-def test_tests_larger_than_a_message_are_an_error(reward: CodeReward, make_rollout: Callable[..., Rollout]) -> None:
+def test_tests_larger_than_a_message_are_an_error(reward: CodeReward) -> None:
     task = {"style": "stdin", "tests": [{"input": "x" * (33 << 20), "output": "1"}] * 2}
     (score,) = reward([make_rollout(fenced("print(1)"), json.dumps(task))])
     assert score.value is None
     assert "bytes as JSON, more than 67108864" in score.error
 
 
-def test_where_every_test_wants_the_same_only_all_of_them_count(
-    reward: CodeReward, make_rollout: Callable[..., Rollout]
-) -> None:
+def test_where_every_test_wants_the_same_only_all_of_them_count(reward: CodeReward) -> None:
     reference = json.dumps({"style": "call", "entry_point": "f", "tests": [{"args": [n], "output": 1} for n in (1, 2)]})
     codes = ["def f(n): return 1", "def f(n): return 2 - n"]
     assert [score.value for score in reward([make_rollout(fenced(code), reference) for code in codes])] == [1.0, 0.0]
@@ -163,7 +155,7 @@ def test_finding_the_program_takes_linear_time(piece: str) -> None:
         find_program(f"{text}\n" * 2)
 
 
-def test_a_test_after_one_that_ran_out_of_time_still_counts(make_rollout: Callable[..., Rollout]) -> None:
+def test_a_test_after_one_that_ran_out_of_time_still_counts() -> None:
     require_bubblewrap()
     task = ADD | {"tests": [*ADD["tests"], {"args": [5, 0], "output": 5}]}
     code = "def add(a, b):\n    while a == 1: pass\n    return a + b"
@@ -172,10 +164,10 @@ def test_a_test_after_one_that_ran_out_of_time_still_counts(make_rollout: Callab
         with closing(CodeReward(CodeOptions(credit="share", timeout_seconds=seconds))) as reward:
             return reward([make_rollout(fenced(code), json.dumps(task))])[0].value
 
-    assert given_time(score, lambda value: value == 0.5, seconds=1.0) == 0.5
+    assert given_time(score, lambda value: value == 0.5, seconds=0.3) == 0.5
 
 
-def test_an_answer_without_a_right_program_is_wrong(reward: CodeReward, make_rollout: Callable[..., Rollout]) -> None:
+def test_an_answer_without_a_right_program_is_wrong(reward: CodeReward) -> None:
     texts = ["", "no code", "```python\n```", "```bash\nls\n```", fenced("x" * 100_001)]
     scores = reward([make_rollout(text, json.dumps(ADD)) for text in texts])
     assert [score.value for score in scores] == [0.0] * len(texts)
@@ -184,17 +176,13 @@ def test_an_answer_without_a_right_program_is_wrong(reward: CodeReward, make_rol
 @pytest.mark.parametrize(
     "reference", ["", "7", "[]", "{}", json.dumps(ADD | {"tests": []}), json.dumps(ADD | {"style": "junit"})]
 )
-def test_a_reference_that_is_no_code_task_is_the_graders_failure(
-    reward: CodeReward, make_rollout: Callable[..., Rollout], reference: str
-) -> None:
+def test_a_reference_that_is_no_code_task_is_the_graders_failure(reward: CodeReward, reference: str) -> None:
     score = reward([make_rollout(fenced("x = 1"), reference)])[0]
     assert score.value is None
     assert "reference" in score.error
 
 
-def test_tests_that_cannot_run_leave_the_rollout_unscored(
-    reward: CodeReward, make_rollout: Callable[..., Rollout]
-) -> None:
+def test_tests_that_cannot_run_leave_the_rollout_unscored(reward: CodeReward) -> None:
     task = {"style": "assert", "entry_point": "f", "tests": ["assert f(lambda: 1) == 1"]}
     score = reward([make_rollout(fenced("def f(g): return g()"), json.dumps(task))])[0]
     assert score.value is None
@@ -202,13 +190,11 @@ def test_tests_that_cannot_run_leave_the_rollout_unscored(
 
 
 def test_the_reward_canary_knows_a_right_program(reward: CodeReward) -> None:
-    prompt = Prompt(prompt_id="p", messages=(), token_ids=(1,), reference=json.dumps(ADD), task="code")
-    check_probes(reward, reward_probes(prompt))
-    broken = json.dumps(ADD | {"solution": "def add(a, b): return a"})
+    right, broken = ADD, ADD | {"solution": "def add(a, b): return a"}
+    probes, wrong = (reward_probes(make_rollout("", json.dumps(task)).prompt) for task in (right, broken))
+    check_probes(reward, probes)
     with pytest.raises(CanaryError):
-        check_probes(
-            reward, reward_probes(Prompt(prompt_id="p", messages=(), token_ids=(1,), reference=broken, task="code"))
-        )
+        check_probes(reward, wrong)
 
 
 @cache
@@ -221,30 +207,30 @@ def humaneval() -> list[dict[str, Any]]:
         return [humaneval_prompts(json.loads(line))[0] for line in lines]
 
 
-def values(reward: CodeReward, rows: list[dict[str, Any]], codes: list[str], make_rollout: Any) -> list[float | None]:
+def values(reward: CodeReward, rows: list[dict[str, Any]], codes: list[str]) -> list[float | None]:
     rollouts = [make_rollout(fenced(code), row["reference"]) for row, code in zip(rows, codes, strict=True)]
     return [score.value for score in reward(rollouts)]
 
 
-def assert_judged(reward: CodeReward, rows: list[dict[str, Any]], make_rollout: Any) -> None:
+def assert_judged(reward: CodeReward, rows: list[dict[str, Any]]) -> None:
     """Solutions pass, and stubs fail."""
     tasks = [json.loads(row["reference"]) for row in rows]
-    assert values(reward, rows, [task["solution"] for task in tasks], make_rollout) == [1.0] * len(rows)
-    assert values(reward, rows, [stub(task) for task in tasks], make_rollout) == [0.0] * len(rows)
+    assert values(reward, rows, [task["solution"] for task in tasks]) == [1.0] * len(rows)
+    assert values(reward, rows, [stub(task) for task in tasks]) == [0.0] * len(rows)
 
 
-def test_solutions_pass_and_stubs_fail_on_a_sample_of_humaneval(reward: CodeReward, make_rollout: Any) -> None:
+def test_solutions_pass_and_stubs_fail_on_a_sample_of_humaneval(reward: CodeReward) -> None:
     # 32, 38 and 50 are tested with helpers of the prompt.
     rows = [row for place, row in enumerate(humaneval()) if place % 16 == 0 or place in (32, 38, 50)][:12]
-    assert_judged(reward, rows, make_rollout)
+    assert_judged(reward, rows)
 
 
 @pytest.mark.slow
 def test_all_of_humaneval_judges_its_solutions_and_stubs_right(
-    reward: CodeReward, make_rollout: Any, record_property: Callable[[str, object], None]
+    reward: CodeReward, record_property: Callable[[str, object], None]
 ) -> None:
     rows = humaneval()
     record_property("hostile", len(rows))
     record_property("sound", len(rows))
     assert len(rows) == 164
-    assert_judged(reward, rows, make_rollout)
+    assert_judged(reward, rows)

@@ -11,7 +11,8 @@ import reasoning_gym
 
 from rlcore.config import RewardTerm
 from rlcore.rewards import RewardResources, build_rewards
-from rlcore.types import Message, Rollout
+from rlcore.types import Message
+from tests.rlcore.rewards.conftest import make_rollout
 from tests.rlcore.sandbox.conftest import require_bubblewrap
 
 PAGE = Path(__file__).parents[3] / "docs" / "rewards.md"
@@ -77,9 +78,7 @@ def documented() -> dict[str, dict[str, float]]:
     return found
 
 
-def earned(
-    columns: Mapping[str, tuple[RewardTerm, str, str]], make_rollout: Callable[..., Rollout]
-) -> dict[str, dict[str, float | None]]:
+def earned(columns: Mapping[str, tuple[RewardTerm, str, str]]) -> dict[str, dict[str, float | None]]:
     table: dict[str, dict[str, float | None]] = {name: {} for name in POLICIES}
     for column, (term, asked, reference) in columns.items():
         rollouts = [make_rollout(write(asked), reference, num_tokens=8) for write in POLICIES.values()]
@@ -100,19 +99,15 @@ def test_the_table_has_every_policy_and_reward() -> None:
     assert set(documented()["nothing"]) == {*COLUMNS, *PROGRAMS}
 
 
-def test_policies_that_solve_nothing_earn_what_the_page_says(
-    make_rollout: Callable[..., Rollout], record_property: Callable[[str, object], None]
-) -> None:
+def test_policies_that_solve_nothing_earn_what_the_page_says(record_property: Callable[[str, object], None]) -> None:
     record_property("hostile", len(POLICIES) * len(COLUMNS))
-    assert earned(COLUMNS, make_rollout) == columns_of(documented(), COLUMNS)
+    assert earned(COLUMNS) == columns_of(documented(), COLUMNS)
 
 
-def test_programs_that_solve_nothing_earn_what_the_page_says(
-    make_rollout: Callable[..., Rollout], record_property: Callable[[str, object], None]
-) -> None:
+def test_programs_that_solve_nothing_earn_what_the_page_says(record_property: Callable[[str, object], None]) -> None:
     require_bubblewrap()
     record_property("hostile", len(POLICIES) * len(PROGRAMS))
-    assert earned(PROGRAMS, make_rollout) == columns_of(documented(), PROGRAMS)
+    assert earned(PROGRAMS) == columns_of(documented(), PROGRAMS)
 
 
 @pytest.mark.parametrize("reward", ["`math`, 12", "`math`, x²+2x+1", "`code` all", "`code` share"])

@@ -65,7 +65,7 @@ def test_time_is_processor_time_and_a_worker_that_only_waits_is_an_error_of_the_
     request = {"pattern": "x", "text": "x"}
     with GraderPool("format", timeout_seconds=5.0, num_workers=1) as pool:
         pool.grade_all([request])
-        monkeypatch.setattr(grader_pool, "_IDLE_SECONDS", 1.0)
+        monkeypatch.setattr(grader_pool, "_IDLE_SECONDS", 0.3)
         os.kill(pool._workers[0].pid, signal.SIGSTOP)
         outcomes = pool.grade_all([request])
     assert (outcomes[0].value, outcomes[0].is_of_answer) == (None, False)
@@ -116,7 +116,7 @@ def test_a_worker_that_died_while_idle_costs_one_answer(pool: GraderPool) -> Non
 
 
 def test_when_their_parent_dies_the_batch_has_errors_and_the_next_one_starts_anew() -> None:
-    with GraderPool("format", timeout_seconds=1.0, num_workers=1) as pool:
+    with GraderPool("format", timeout_seconds=0.3, num_workers=1) as pool:
         pool.grade_all([same("x")])
         worker, parent = processes(pool)
         os.kill(parent, signal.SIGKILL)
@@ -128,7 +128,7 @@ def test_when_their_parent_dies_the_batch_has_errors_and_the_next_one_starts_ane
 
 
 def test_closing_leaves_no_process_and_so_does_dropping_the_pool() -> None:
-    pool = GraderPool("format", timeout_seconds=1.0, num_workers=2)
+    pool = GraderPool("format", timeout_seconds=0.3, num_workers=2)
     pool.grade_all([ENDLESS, same("x")])
     pids = processes(pool)
     pool.close()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from rlcore.rewards.base import check_error_rate, failed_score, scored
 from rlcore.rewards.mix import WeightedReward, WeightedTerm, term_statistics
 from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward
 from rlcore.types import Rollout, Score
+from tests.rlcore.rewards.conftest import make_rollout
 
 
 class Fixed:
@@ -37,14 +39,14 @@ def mixed(*parts: tuple[str, float, Sequence[float | None] | Exception]) -> Weig
     return WeightedReward([WeightedTerm(Fixed(name, values), weight) for name, weight, values in parts])
 
 
-def test_the_total_is_the_weighted_sum_and_the_parts_are_before_weighting(make_rollout: Callable[..., Rollout]) -> None:
+def test_the_total_is_the_weighted_sum_and_the_parts_are_before_weighting() -> None:
     """0.5 * 1.0 + 2.0 * 0.25 = 1.0; 0.5 * 0.0 + 2.0 * -0.5 = -1.0."""
     scores = mixed(("math", 0.5, [1.0, 0.0]), ("length", 2.0, [0.25, -0.5]))([make_rollout("")] * 2)
     assert [score.value for score in scores] == [1.0, -1.0]
     assert scores[1].terms == {"math": 0.0, "length": -0.5}
 
 
-def test_where_a_part_is_unscored_the_total_is(make_rollout: Callable[..., Rollout]) -> None:
+def test_where_a_part_is_unscored_the_total_is() -> None:
     first, second = mixed(("math", 1.0, [None, 1.0]), ("length", 1.0, [0.5, 0.5]))([make_rollout("")] * 2)
     assert first.value is None
     assert first.error == "math: timeout"
@@ -52,13 +54,24 @@ def test_where_a_part_is_unscored_the_total_is(make_rollout: Callable[..., Rollo
     assert second.value == 1.5
 
 
-def test_a_nan_is_unscored_and_an_infinity_is_refused(make_rollout: Callable[..., Rollout]) -> None:
+def test_a_nan_is_unscored() -> None:
     assert mixed(("rm", 1.0, [float("nan")]))([make_rollout("")])[0].error == "rm: the score is not a number"
-    with pytest.raises(RewardError, match="rm returned an infinite score"):
-        mixed(("rm", 1.0, [float("-inf")]))([make_rollout("")])
 
 
-def test_an_exception_in_a_grader_is_an_error_per_rollout_never_a_zero(make_rollout: Callable[..., Rollout]) -> None:
+@pytest.mark.parametrize(
+    ("values", "error", "what"),
+    [
+        ([float("-inf")], RewardError, "rm returned an infinite score"),
+        ([1.0, 1.0], RewardError, "rm returned 2 scores for 1"),
+        (ConfigError("wrong"), ConfigError, "wrong"),  # an error of ours is not swallowed
+    ],
+)
+def test_what_is_no_score_each_is_refused(values: Any, error: type[Exception], what: str) -> None:
+    with pytest.raises(error, match=what):
+        mixed(("rm", 1.0, values))([make_rollout("")])
+
+
+def test_an_exception_in_a_grader_is_an_error_per_rollout_never_a_zero() -> None:
     scores = mixed(("math", 1.0, ZeroDivisionError("boom")), ("length", 1.0, [0.5, 0.5]))([make_rollout("")] * 2)
     assert [score.value for score in scores] == [None, None]
     assert scores[0].error == "math: ZeroDivisionError: boom"
@@ -66,17 +79,7 @@ def test_an_exception_in_a_grader_is_an_error_per_rollout_never_a_zero(make_roll
         check_error_rate(scores, max_rate=0.5)
 
 
-def test_an_error_of_ours_is_not_swallowed(make_rollout: Callable[..., Rollout]) -> None:
-    with pytest.raises(ConfigError):
-        mixed(("math", 1.0, ConfigError("wrong")))([make_rollout("")])
-
-
-def test_a_part_with_another_number_of_scores_is_refused(make_rollout: Callable[..., Rollout]) -> None:
-    with pytest.raises(RewardError, match="math returned 1 scores for 2"):
-        mixed(("math", 1.0, [1.0]))([make_rollout("")] * 2)
-
-
-def test_without_any_part_every_total_is_0_and_nothing_has_failed(make_rollout: Callable[..., Rollout]) -> None:
+def test_without_any_part_every_total_is_0_and_nothing_has_failed() -> None:
     scores = mixed()([make_rollout("a"), make_rollout("b")])
     assert [(score.value, dict(score.terms), score.error) for score in scores] == [(0.0, {}, "")] * 2
 
@@ -102,23 +105,19 @@ def gated(*parts: tuple[str, Sequence[float | None], float | None, float]) -> We
     return WeightedReward([WeightedTerm(Fixed(name, values), 1.0, gate, below) for name, values, gate, below in parts])
 
 
-def test_below_its_gate_a_part_decides_the_total_and_at_its_gate_it_does_not(
-    make_rollout: Callable[..., Rollout],
-) -> None:
+def test_below_its_gate_a_part_decides_the_total_and_at_its_gate_it_does_not() -> None:
     reward = gated(("format", [0.4, 0.5, 1.0], 0.5, -1.0), ("math", [1.0, 1.0, 1.0], None, 0.0))
     scores = reward([make_rollout("")] * 3)
     assert [score.value for score in scores] == [-1.0, 1.5, 2.0]
     assert scores[0].terms == {"format": 0.4, "math": 1.0}
 
 
-def test_the_first_closed_gate_counts(make_rollout: Callable[..., Rollout]) -> None:
+def test_the_first_closed_gate_counts() -> None:
     reward = gated(("a", [1.0, 0.0, 0.0], 1.0, -1.0), ("b", [0.0, 0.0, 1.0], 1.0, -2.0))
     assert [score.value for score in reward([make_rollout("")] * 3)] == [-2.0, -1.0, -1.0]
 
 
-def test_behind_a_closed_gate_an_unscored_part_does_not_matter_and_before_it_does(
-    make_rollout: Callable[..., Rollout],
-) -> None:
+def test_behind_a_closed_gate_an_unscored_part_does_not_matter_and_before_it_does() -> None:
     judge_behind = gated(("format", [0.0, 1.0], 1.0, -1.0), ("judge", [None, None], None, 0.0))
     assert [score.value for score in judge_behind([make_rollout("")] * 2)] == [-1.0, None]
     gate_before = gated(("judge", [None], 0.5, -2.0), ("format", [0.0], 1.0, -1.0))
@@ -136,9 +135,7 @@ class Letters:
         return [scored(self.name, float(len(rollout.text))) for rollout in rollouts]
 
 
-def test_a_term_scores_the_rollouts_of_its_data_alone(
-    make_rollout: Callable[..., Rollout],
-) -> None:
+def test_a_term_scores_the_rollouts_of_its_data_alone() -> None:
     rollouts = [_of(make_rollout(text), dataset) for text, dataset in (("ab", "sums"), ("abcd", "code"), ("a", "x"))]
     math, code = Letters("math"), Letters("code")
     parts = [WeightedTerm(math, 1.0, data=("sums",)), WeightedTerm(code, 0.5, gate=3.0, data=("code",))]
@@ -204,7 +201,7 @@ def three_members(items: Items, *, calibrated: bool) -> torch.Tensor:
     return torch.tensor([[1.0], [2.0], [6.0]]).repeat(1, len(items)) * (10.0 if calibrated else 1.0)
 
 
-def test_a_score_is_shifted_scaled_and_clipped(make_rollout: Callable[..., Rollout]) -> None:
+def test_a_score_is_shifted_scaled_and_clipped() -> None:
     """Prompts of 2 tokens: scores 201, 205, 209; minus 203, over 2: -1, 1, 3; clipped at 2."""
     rollouts = [make_rollout("", num_tokens=count) for count in (1, 5, 9)]
     options = RewardModelOptions(shift=203.0, scale=2.0, clip=2.0)
@@ -214,13 +211,15 @@ def test_a_score_is_shifted_scaled_and_clipped(make_rollout: Callable[..., Rollo
 
 
 @pytest.mark.parametrize("shape", [(2,), (2, 1), ()])
-def test_another_number_of_scores_is_refused(make_rollout: Callable[..., Rollout], shape: tuple[int, ...]) -> None:
+def test_another_number_of_scores_is_refused(shape: tuple[int, ...]) -> None:
     reward = RewardModelReward(RewardModelOptions(), lambda items, calibrated: torch.zeros(shape))
     with pytest.raises(RewardError, match="2 completions"):
         reward([make_rollout(""), make_rollout("")])
 
 
-def test_the_members_disagreement_is_a_penalty_and_a_part(make_rollout: Callable[..., Rollout]) -> None:
+def test_the_members_disagreement_is_a_penalty_and_a_part() -> None:
+    calibrated = RewardModelOptions(calibrated=True)
+    assert RewardModelReward(calibrated, three_members)([make_rollout("")])[0].value == 30.0
     # 3 - 0.5 * 2.160247 = 1.919877
     options = RewardModelOptions(uncertainty_penalty=0.5)
     (score,) = RewardModelReward(options, three_members)([make_rollout("")])
@@ -228,12 +227,6 @@ def test_the_members_disagreement_is_a_penalty_and_a_part(make_rollout: Callable
     assert score.terms == {"reward_model": score.value, "reward_model_std": pytest.approx(2.160247, abs=1e-6)}
 
 
-def test_without_a_penalty_an_ensembles_reward_is_its_mean(make_rollout: Callable[..., Rollout]) -> None:
-    assert RewardModelReward(RewardModelOptions(), three_members)([make_rollout("")])[0].value == 3.0
-    calibrated = RewardModelOptions(calibrated=True)
-    assert RewardModelReward(calibrated, three_members)([make_rollout("")])[0].value == 30.0
-
-
-def test_a_penalty_on_a_single_member_is_refused(make_rollout: Callable[..., Rollout]) -> None:
+def test_a_penalty_on_a_single_member_is_refused() -> None:
     with pytest.raises(RewardError, match="needs an ensemble"):
         RewardModelReward(RewardModelOptions(uncertainty_penalty=0.5), count_tokens)([make_rollout("")])

@@ -30,7 +30,7 @@ from rlcore.rewards.pair_judge import (
 )
 from rlcore.types import Message
 from tests.judge_server import Server, serving
-from tests.waiting import LONG, given_time
+from tests.waiting import LONG
 
 ASKED = (Message(role="user", content="What is 3 + 4?"),)
 
@@ -97,46 +97,30 @@ def test_a_judge_that_always_takes_the_first_contradicts_itself() -> None:
         assert values(endpoint(url), pair("a", "b")) == [(1.0, 0.0)]
 
 
-@pytest.mark.parametrize(
-    "reply",
-    ["", "1", "I cannot compare these.", "<verdict>1</verdict>", "<verdict 00>1</verdict>", "<verdict #>3</verdict>",
-     "<verdict #>1</verdict><verdict #>2</verdict>", "<verdict #>1"],
-)  # fmt: skip
-def test_a_refusal_or_a_reply_without_one_verdict_is_unjudged(reply: str) -> None:
-    with serving(lambda body: reply.replace("#", answers_in(body)[0])) as (_, url):
-        (both,) = judge_both_orders(endpoint(url), [pair("a", "b")])
-    assert (both.forward.value, both.backward.value) == (None, None)
-    assert "exactly one verdict" in both.forward.error
-
-
-@pytest.mark.parametrize(
-    ("fault", "error"),
-    [("500", "status 500"), ("401", "status 401"), ("garbage", "not a chat"), ("drip", "no complete reply")],
-)
-def test_an_endpoint_that_fails_or_is_too_slow_leaves_the_order_unjudged(
-    judged: tuple[Server, str], fault: str, error: str
-) -> None:
+def test_an_endpoint_that_fails_leaves_the_order_unjudged(judged: tuple[Server, str]) -> None:
     state, url = judged
-
-    def asked(seconds: float) -> Any:
-        state.faults = [fault]
-        judge = endpoint(url, retries=0, timeout_seconds=seconds, max_concurrency=1)
-        return judge_both_orders(judge, [pair("seven", "7")])[0]
-
-    both = given_time(asked, lambda both: error in both.forward.error and not both.backward.error, seconds=2.0)
+    state.faults = ["500"]
+    (both,) = judge_both_orders(endpoint(url, retries=0, max_concurrency=1), [pair("seven", "7")])
     assert (both.forward.value, both.backward.value) == (None, 1.0)
-    assert error in both.forward.error
+    assert "status 500" in both.forward.error
+
+
+VERDICTS: dict[str, float | None] = {
+    "<verdict ab>1</verdict>": 1.0, "so: <verdict ab> 2 </verdict>.": 0.0, "<verdict ab>Tie</verdict>": 0.5,
+    **dict.fromkeys((
+        "", "1", "I cannot compare these.", "<verdict>1</verdict>", "<verdict 00>1</verdict>", "<verdict ab>1",
+        "<verdict ab>3</verdict>", "<verdict ab>1</verdict><verdict ab>2</verdict>", "<verdict ab>0</verdict>",
+    )),
+}  # fmt: skip
 
 
 def test_verdicts_are_read_exactly_and_the_form_lets_nothing_else_through() -> None:
-    texts = [
-        "<verdict ab>1</verdict>",
-        "so: <verdict ab> 2 </verdict>.",
-        "<verdict ab>Tie</verdict>",
-        "<verdict ab>0</verdict>",
-    ]
-    assert [parse_verdict(text, "ab") for text in texts] == [1.0, 0.0, 0.5, None]
-    assert [bool(re.fullmatch(verdict_regex("ab"), text)) for text in texts] == [True, False, False, False]
+    assert {text: parse_verdict(text, "ab") for text in VERDICTS} == VERDICTS
+    assert [text for text in VERDICTS if re.fullmatch(verdict_regex("ab"), text)] == ["<verdict ab>1</verdict>"]
+    with serving(lambda body: "I cannot compare these.") as (_, url):
+        (both,) = judge_both_orders(endpoint(url), [pair("a", "b")])
+    assert (both.forward.value, both.backward.value) == (None, None)
+    assert "exactly one verdict" in both.forward.error
 
 
 def test_an_answer_cannot_give_itself_the_verdict(judged: tuple[Server, str]) -> None:

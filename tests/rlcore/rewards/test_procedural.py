@@ -16,18 +16,13 @@ from reasoning_gym.factory import DATASETS
 
 from rlcore.rewards.procedural import ProceduralOptions, ProceduralReward
 from rlcore.rewards.procedural_scorer import EVALUATED_ANSWERS, EVALUATED_FIELDS, grade
-from rlcore.types import CORRECT_FROM, Rollout
+from rlcore.types import CORRECT_FROM
+from tests.rlcore.rewards.conftest import make_rollout
 
 TASKS = (
-    "chain_sum",
-    "basic_arithmetic",
-    "gcd",
-    "leg_counting",
-    "letter_counting",
-    "gsm_symbolic",
-    "spell_backward",
+    "chain_sum", "basic_arithmetic", "gcd", "leg_counting", "letter_counting", "gsm_symbolic", "spell_backward",
     "countdown",
-)
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +41,7 @@ def reference_of(dataset: str) -> str:
 
 
 @pytest.mark.parametrize("dataset", TASKS)
-def test_the_oracle_is_correct_and_another_answer_is_not(
-    reward: ProceduralReward, make_rollout: Callable[..., Rollout], dataset: str
-) -> None:
+def test_the_oracle_is_correct_and_another_answer_is_not(reward: ProceduralReward, dataset: str) -> None:
     reference, answer = reference_of(dataset), entry_of(dataset)["answer"]
     texts = [f"<answer>{answer}</answer>", rf"So \boxed{{{answer}}}", "<answer>no idea</answer>", ""]
     values = [score.value for score in reward([make_rollout(text, reference) for text in texts])]
@@ -56,16 +49,14 @@ def test_the_oracle_is_correct_and_another_answer_is_not(
     assert all(value is not None and value < 0.5 for value in values[2:])
 
 
-def test_the_last_number_counts_only_when_asked(reward: ProceduralReward, make_rollout: Callable[..., Rollout]) -> None:
+def test_the_last_number_counts_only_when_asked(reward: ProceduralReward) -> None:
     rollout = make_rollout(f"It is {entry_of('chain_sum')['answer']}.", reference_of("chain_sum"))
     strict = ProceduralReward(ProceduralOptions(last_number=False))
     assert reward([rollout])[0].value == 1.0
     assert strict([rollout])[0].value == 0.0  # decided without a process
 
 
-def test_a_final_full_stop_neither_spoils_a_number_nor_a_sentence(
-    reward: ProceduralReward, make_rollout: Callable[..., Rollout]
-) -> None:
+def test_a_final_full_stop_neither_spoils_a_number_nor_a_sentence(reward: ProceduralReward) -> None:
     sentence = {"dataset": "spell_backward", "entry": {"answer": "Go.", "metadata": {"word": ".oG"}, "question": ""}}
     number = entry_of("chain_sum")["answer"]
     rollouts = [
@@ -75,25 +66,22 @@ def test_a_final_full_stop_neither_spoils_a_number_nor_a_sentence(
     assert [score.value for score in reward(rollouts)] == [1.0, 1.0]
 
 
-@pytest.mark.parametrize("reference", ["", "72", "[]", "{}", '{"dataset": "chain_sum"}'])
+@pytest.mark.parametrize(
+    ("reference", "error"),
+    [
+        *((text, "reference") for text in ("", "72", "[]", "{}", '{"dataset": "chain_sum"}')),
+        ('{"dataset": "alchemy", "entry": {}}', "alchemy"),
+    ],
+)
 def test_a_reference_that_is_no_problem_is_the_graders_failure(
-    reward: ProceduralReward, make_rollout: Callable[..., Rollout], reference: str
+    reward: ProceduralReward, reference: str, error: str
 ) -> None:
     score = reward([make_rollout("<answer>1</answer>", reference)])[0]
     assert score.value is None
-    assert "reference" in score.error
+    assert error in score.error
 
 
-def test_an_unknown_generator_is_the_graders_failure(
-    reward: ProceduralReward, make_rollout: Callable[..., Rollout]
-) -> None:
-    reference = json.dumps({"dataset": "alchemy", "entry": {}})
-    score = reward([make_rollout("<answer>1</answer>", reference)])[0]
-    assert score.value is None
-    assert "alchemy" in score.error
-
-
-def test_an_overlong_answer_is_wrong_at_once(reward: ProceduralReward, make_rollout: Callable[..., Rollout]) -> None:
+def test_an_overlong_answer_is_wrong_at_once(reward: ProceduralReward) -> None:
     rollout = make_rollout(f"<answer>{'1' * 20_001}</answer>", reference_of("chain_sum"))
     assert reward([rollout])[0].value == 0.0
 
@@ -138,9 +126,7 @@ ANSWERS = {"number_sorting": "[1]", "bitwise_arithmetic": "0x1"}
 
 
 @pytest.mark.parametrize(("dataset", "path"), FIELDS)
-def test_no_field_of_a_row_is_run_as_code(
-    reward: ProceduralReward, make_rollout: Callable[..., Rollout], tmp_path: Path, dataset: str, path: str
-) -> None:
+def test_no_field_of_a_row_is_run_as_code(reward: ProceduralReward, tmp_path: Path, dataset: str, path: str) -> None:
     mark = tmp_path / "owned"
     for value in (f"open({str(mark)!r}, 'w')", [1], None):
         entry = with_field(entry_of(dataset), path, value)
@@ -153,7 +139,7 @@ def test_no_field_of_a_row_is_run_as_code(
 
 @pytest.mark.parametrize("dataset", sorted(EVALUATED_FIELDS))
 def test_the_fields_of_the_generators_own_rows_are_let_through(dataset: str) -> None:
-    made = reasoning_gym.create_dataset(dataset, seed=11, size=40)
+    made = reasoning_gym.create_dataset(dataset, seed=11, size=10)
     for entry in map(dict, made):
         assert grade({"dataset": dataset, "entry": json.loads(json.dumps(entry)), "answers": []}) == 0.0
 
@@ -183,9 +169,7 @@ def test_of_several_readings_of_an_answer_the_best_counts() -> None:
     assert grade({"dataset": "chain_sum", "entry": entry, "answers": []}) == 0.0
 
 
-def test_an_answer_that_hangs_its_scorer_is_wrong_and_a_row_that_breaks_it_is_unscored(
-    make_rollout: Callable[..., Rollout],
-) -> None:
+def test_an_answer_that_hangs_its_scorer_is_wrong_and_a_row_that_breaks_it_is_unscored() -> None:
     """The first answer is a power of 370 million digits; the second entry has no answer to score by."""
     reward = ProceduralReward(ProceduralOptions(timeout_seconds=1.0))
     broken = json.dumps({"dataset": "chain_sum", "entry": {"question": "", "metadata": {}}})
@@ -256,9 +240,8 @@ Paid = Callable[[str, dict[str, Any], list[str]], list[float | None]]
 
 
 @pytest.fixture(scope="module")
-def paid(make_rollout: Callable[..., Rollout]) -> Iterator[Paid]:
-    """The reward of answers to an entry of a data set; its processes are started once."""
-    reward = ProceduralReward()
+def paid(reward: ProceduralReward) -> Paid:
+    """The reward of answers to an entry of a data set."""
 
     def of(dataset: str, entry: dict[str, Any], answers: list[str]) -> list[float | None]:
         reference = json.dumps({"dataset": dataset, "entry": entry})
@@ -266,29 +249,16 @@ def paid(make_rollout: Callable[..., Rollout]) -> Iterator[Paid]:
             score.value for score in reward([make_rollout(f"<answer>{one}</answer>", reference) for one in answers])
         ]
 
-    yield of
-    reward.close()
+    return of
 
 
 def test_countdown_is_four_operations_on_the_given_numbers_each_once(paid: Paid) -> None:
     entry = {"question": "", "answer": "9*(7 - 2) + 1", "metadata": {"numbers": [1, 2, 7, 9], "target": 46}}
     right = ["9*(7 - 2) + 1", "1+(7-2)*9", "((7-2)*9+1)", "-(2-7)*9+1"]
     wrong = [
-        "0e0*(1+2+7+9)+46e0",
-        "46",
-        "1+2+7+9",
-        "9*(7-2)+1+0",
-        "9*(7-2)",
-        "9*(7-2)*1**1",
-        "9*(7-2)//1+1",
-        "9*(7.0-2)+1",
-        "9*(7-2)+1e0",
-        "9*7-2*9+1",
-        "9*(7-2)+1/(2-2)",
-        "9*(7-2)+1 = 46",
-        "sqrt(9)*(7-2)+1",
-        "--" * 5_000 + "9*(7-2)+1",
-    ]
+        "0e0*(1+2+7+9)+46e0", "46", "1+2+7+9", "9*(7-2)+1+0", "9*(7-2)", "9*(7-2)*1**1", "9*(7-2)//1+1", "9*(7.0-2)+1",
+        "9*(7-2)+1e0", "9*7-2*9+1", "9*(7-2)+1/(2-2)", "9*(7-2)+1 = 46", "sqrt(9)*(7-2)+1", "--" * 5_000 + "9*(7-2)+1",
+    ]  # fmt: skip
     assert paid("countdown", entry, right + wrong) == [1.0] * 4 + [0.0] * len(wrong)
 
 
@@ -305,13 +275,7 @@ def test_a_probability_a_truth_and_a_complex_number_have_to_be_right(paid: Paid)
     number = {"question": "", "answer": "7.0 - 3.0i", "metadata": {"result": [7, -3]}}
     assert paid("coin_flip", rare, ["1/32768", "3.05e-5", "0", "0.0001"]) == [1.0, 1.0, 0.0, 0.0]
     assert paid("coin_flip", half, ["1/2", "0.50", "0", "0.5123", "1"]) == [1.0, 1.0, 0.0, 0.0, 0.0]
-    assert paid("game_of_life_halting", halts, ["False", "false", "True", "no", "x"]) == [
-        1.0,
-        1.0,
-        0,
-        0,
-        0,
-    ]
+    assert paid("game_of_life_halting", halts, ["False", "false", "True", "no", "x"]) == [1.0, 1.0, 0, 0, 0]
     answers = ["7 - 3i", "7.0-3.0j", "nan", "nan+nanj", "7", "inf"]
     assert paid("complex_arithmetic", number, answers) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
 

@@ -9,30 +9,27 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from rlcore.config import RewardTerm
 from rlcore.errors import ConfigError, RewardError
 from rlcore.rewards import REWARDS, RewardResources, build_rewards
+from rlcore.rewards.mix import WeightedReward, WeightedTerm
 from rlcore.rewards.table import reward_errors
+from rlcore.rewards.user_function import FunctionReward
 from rlcore.strict_config import build
-from rlcore.types import Rollout
+from tests.rlcore.rewards.conftest import make_rollout
 
 MODULE = "reward_functions_of_a_user"
 
 FUNCTIONS = """
 def brevity(rollouts):
     return [None if not r.text else 1.0 / len(r.text) for r in rollouts]
-
-def too_few(rollouts):
-    return [1.0][:len(rollouts) - 1]
-
-def words(rollouts):
-    return ["good" for r in rollouts]
 
 def bounded(rollouts, *, limit, low=0.0):
     return [1.0 if len(r.text) <= limit else low for r in rollouts]
@@ -42,48 +39,13 @@ async def slow(rollouts, *, bonus=0.0):
     await asyncio.gather(*(asyncio.sleep(0.01) for r in rollouts))
     return [len(r.text) + bonus for r in rollouts]
 
-def fails(rollouts):
-    return [1.0 / len(r.text) for r in rollouts]
-
-def no_list(rollouts):
-    return 1.0
-
-def per_turn(rollouts):
-    return [[0.5] * len(r.turns) if r.text else (1.0,) * 3 for r in rollouts]
-
-def decodes(rollouts):
-    import json
-    return [json.loads(r.text) for r in rollouts]
-
-async def decodes_later(rollouts):
-    import json
-    return [json.loads(r.text) for r in rollouts]
-
-def flags(rollouts):
-    return [r.text == "ab" for r in rollouts]
-
-def numpy_scalars(rollouts):
-    import numpy as np
-    return [np.float32(0.5) if r.text else np.bool_(True) for r in rollouts]
-
-def numpy_array(rollouts):
-    import numpy as np
-    return np.array([len(r.text) for r in rollouts])
-
-def tensor(rollouts):
-    import torch
-    return torch.tensor([len(r.text) for r in rollouts])
-
-def numpy_turns(rollouts):
-    import numpy as np
-    return [[np.float64(0.25)] * len(r.turns) if r.text else np.ones(len(r.turns)) for r in rollouts]
-
 import functools
 partly = functools.partial(brevity)
 not_a_function = 3
 """
 
 NOTHING = RewardResources()
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -95,7 +57,7 @@ def user_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return MODULE
 
 
-def test_a_run_mixes_its_terms(make_rollout: Callable[..., Rollout]) -> None:
+def test_a_run_mixes_its_terms() -> None:
     terms = [
         RewardTerm(kind="math"),
         RewardTerm(kind="format", weight=0.1, options={"style": "boxed"}),
@@ -134,9 +96,7 @@ ADD = {
         (RewardTerm(kind="format", options={"style": "hashes"}), "", "\n#### 7"),
     ],
 )
-def test_no_reward_takes_thinking_that_was_cut_for_an_answer(
-    make_rollout: Callable[..., Rollout], term: RewardTerm, reference: str, answer: str
-) -> None:
+def test_no_reward_takes_thinking_that_was_cut_for_an_answer(term: RewardTerm, reference: str, answer: str) -> None:
     cut, whole = make_rollout(answer, reference), make_rollout(f"{answer}</think>{answer}", reference)
     with build_rewards([term], resources=RewardResources(prefill="<think>\n")) as reward:
         assert [score.value for score in reward([cut, whole])] == [0.0, 1.0]
@@ -144,22 +104,20 @@ def test_no_reward_takes_thinking_that_was_cut_for_an_answer(
         assert [score.value for score in reward([cut, whole])] == [1.0, 1.0]
 
 
-def test_the_reward_model_comes_from_the_resources(make_rollout: Callable[..., Rollout]) -> None:
+def test_the_reward_model_comes_from_the_resources() -> None:
     resources = RewardResources(score_tokens={"": lambda items, calibrated: torch.full((1, len(items)), 3.0)})
     terms = [RewardTerm(kind="reward_model", weight=2.0, options={"shift": 1})]
     assert build_rewards(terms, resources=resources)([make_rollout("")])[0].value == 4.0
 
 
-def test_a_users_function_is_a_reward_with_its_own_name(make_rollout: Callable[..., Rollout], user_module: str) -> None:
+def test_a_users_function_is_a_reward_with_its_own_name(user_module: str) -> None:
     reward = build_rewards([RewardTerm(kind=f"{user_module}:brevity", weight=2.0)], resources=NOTHING)
     first, second = reward([make_rollout("abcd"), make_rollout("")])
     assert (first.value, first.terms) == (0.5, {"brevity": 0.25})
     assert (second.value, second.error) == (None, "brevity: the function returned None")
 
 
-def test_an_async_function_is_awaited_also_inside_a_running_loop(
-    make_rollout: Callable[..., Rollout], user_module: str
-) -> None:
+def test_an_async_function_is_awaited_also_inside_a_running_loop(user_module: str) -> None:
     reward = build_rewards([RewardTerm(kind=f"{user_module}:slow", options={"bonus": 0.5})], resources=NOTHING)
     rollouts = [make_rollout("a"), make_rollout("ab")]
 
@@ -170,45 +128,56 @@ def test_an_async_function_is_awaited_also_inside_a_running_loop(
 
 
 @pytest.mark.parametrize(
-    ("function", "values"),
+    ("returned", "values"),
     [
-        ("flags", [1.0, 0.0]), ("numpy_scalars", [0.5, 1.0]), ("numpy_array", [2.0, 0.0]), ("tensor", [2.0, 0.0]),
-        ("numpy_turns", [0.25, 1.0]),
+        ([True, False], [1.0, 0.0]), ([np.float32(0.5), np.bool_(True)], [0.5, 1.0]), (np.array([2, 0]), [2.0, 0.0]),
+        (torch.tensor([2, 0]), [2.0, 0.0]), ([[np.float64(0.25)], np.ones(1)], [0.25, 1.0]),
     ],
 )  # fmt: skip
-def test_a_value_may_be_a_boolean_or_a_number_of_numpy_or_torch(
-    make_rollout: Callable[..., Rollout], user_module: str, function: str, values: list[float]
-) -> None:
-    reward = build_rewards([RewardTerm(kind=f"{user_module}:{function}")], resources=NOTHING)
-    scores = reward([make_rollout("ab"), make_rollout("")])
+def test_a_value_may_be_a_boolean_or_a_number_of_numpy_or_torch(returned: Any, values: list[float]) -> None:
+    scores = FunctionReward(lambda _: returned, "own")([make_rollout("")] * 2)
     assert [score.value for score in scores] == values
     assert {type(score.value) for score in scores} == {float}
 
 
-@pytest.mark.parametrize("function", ["decodes", "decodes_later"])
-def test_an_exception_inside_a_library_names_the_users_line_and_what_the_library_says(
-    make_rollout: Callable[..., Rollout], user_module: str, function: str
-) -> None:
-    reward = build_rewards([RewardTerm(kind=f"{user_module}:{function}")], resources=NOTHING)
-    lines = FUNCTIONS.splitlines()
-    first = next(number for number, line in enumerate(lines, 1) if f"def {function}(" in line)
+@pytest.mark.parametrize("returned", [[1.0], ["good", "good"], 1.0])
+def test_a_users_function_has_to_return_one_number_each(returned: Any) -> None:
+    with pytest.raises(RewardError, match=rf"own returned .*\n  where: .*{Path(__file__).name}"):
+        FunctionReward(lambda _: returned, "own")([make_rollout("")] * 2)
+
+
+def fails(rollouts: Any) -> list[float]:
+    return [1.0 / len(one.text) for one in rollouts]
+
+
+def decodes(rollouts: Any) -> list[float]:
+    return [json.loads(one.text) for one in rollouts]
+
+
+async def decodes_later(rollouts: Any) -> list[float]:
+    return decodes(rollouts)
+
+
+IN_LIBRARY = "JSONDecodeError: Expecting value: line 1 column 1 (char 0) (in raw_decode, "
+
+
+@pytest.mark.parametrize(
+    ("function", "what"),
+    [
+        (fails, "own raised ZeroDivisionError: float division by zero"),
+        (decodes, IN_LIBRARY),
+        (decodes_later, IN_LIBRARY),
+    ],
+)
+def test_an_exception_stops_the_run_and_names_the_users_line_and_the_rollout(function: Any, what: str) -> None:
     with pytest.raises(RewardError) as caught:
-        reward([make_rollout("1"), make_rollout("oops")])
-    assert f"{MODULE}.py:{first + 2}, rollout of prompt 'p': 'oops'" in caught.value.where
-    assert "JSONDecodeError: Expecting value: line 1 column 1 (char 0) (in raw_decode, " in caught.value.what
+        FunctionReward(function, "own")([make_rollout("1"), make_rollout("")])
+    line = (fails if function is fails else decodes).__code__.co_firstlineno + 1
+    assert f"{__file__}:{line}, rollout of prompt 'p': ''" in caught.value.where
+    assert what in caught.value.what
 
 
-@pytest.mark.parametrize("function", ["fails"])
-def test_an_exception_in_a_users_function_stops_the_run_and_names_the_rollout(
-    make_rollout: Callable[..., Rollout], user_module: str, function: str
-) -> None:
-    reward = build_rewards([RewardTerm(kind=f"{user_module}:{function}")], resources=NOTHING)
-    message = rf"(?s){function} raised ZeroDivisionError.*where: .*{MODULE}.py:\d+, rollout of prompt 'p': ''"
-    with pytest.raises(RewardError, match=message):
-        reward([make_rollout("ab"), make_rollout("")])
-
-
-def test_a_gate_comes_from_the_preset(make_rollout: Callable[..., Rollout]) -> None:
+def test_a_gate_comes_from_the_preset() -> None:
     terms = [
         RewardTerm(kind="format", weight=0.5, gate=1.0, below_gate=-0.25, options={"style": "boxed"}),
         RewardTerm(kind="math"),
@@ -219,23 +188,15 @@ def test_a_gate_comes_from_the_preset(make_rollout: Callable[..., Rollout]) -> N
     assert scores[1].terms == {"format": 0.0, "math": 1.0}
 
 
-@pytest.mark.parametrize("function", ["too_few", "words", "no_list"])
-def test_a_users_function_has_to_return_one_number_each(
-    make_rollout: Callable[..., Rollout], user_module: str, function: str
-) -> None:
-    reward = build_rewards([RewardTerm(kind=f"{user_module}:{function}")], resources=NOTHING)
-    with pytest.raises(RewardError, match=rf"{function} returned .*\n  where: .*{user_module}\.py"):
-        reward([make_rollout(""), make_rollout("")])
-
-
-def test_a_users_function_may_reward_each_turn(make_rollout: Callable[..., Rollout], user_module: str) -> None:
+def test_a_users_function_may_reward_each_turn() -> None:
     two_turns = dataclasses.replace(make_rollout("a", num_tokens=3), loss_mask=(True, False, True))
-    terms = [RewardTerm(kind=f"{user_module}:per_turn", weight=2.0), RewardTerm(kind=f"{user_module}:brevity")]
-    (score,) = build_rewards(terms, resources=NOTHING)([two_turns])
+    own = FunctionReward(lambda rollouts: [[0.5] * 2 for _ in rollouts], "own")
+    plain = FunctionReward(lambda rollouts: [1.0 for _ in rollouts], "plain")
+    (score,) = WeightedReward([WeightedTerm(own, 2.0), WeightedTerm(plain, 1.0)])([two_turns])
     # 2 * (0.5 + 0.5) + 1; the 1 is of no turn in particular, so it comes with what is left at the end.
-    assert (score.value, score.terms, score.turn_rewards) == (3.0, {"per_turn": 1.0, "brevity": 1.0}, (1.0, 1.0))
-    with pytest.raises(RewardError, match="per_turn returned 3 rewards for a rollout of 1 turns"):
-        build_rewards(terms[:1], resources=NOTHING)([make_rollout("")])
+    assert (score.value, score.terms, score.turn_rewards) == (3.0, {"own": 1.0, "plain": 1.0}, (1.0, 1.0))
+    with pytest.raises(RewardError, match="own returned 2 rewards for a rollout of 1 turns"):
+        own([make_rollout("")])
 
 
 @pytest.mark.parametrize(
@@ -249,6 +210,7 @@ def test_a_users_function_may_reward_each_turn(make_rollout: Callable[..., Rollo
         (RewardTerm(kind="format"), r"style: required, but missing"),
         (RewardTerm(kind="format", options={"style": "yaml"}), r"style = 'yaml': must be one of 'boxed'"),
         (RewardTerm(kind="length", options={"limit": 4, "buffer": 5}), r"buffer 5 is longer than limit 4"),
+        (RewardTerm(kind="language", options={"language": "tlh"}), r"must be one of prompt, en, de"),
         (RewardTerm(kind="reward_model"), r"the reward model '' does not exist"),
         (RewardTerm(kind="no.such.module:f"), r"cannot import the function 'no.such.module:f'"),
         (
@@ -290,12 +252,9 @@ def test_a_run_without_a_reward_is_refused() -> None:
 def test_the_grader_processes_do_not_load_torch() -> None:
     """They are limited to 2 GiB of address space, of which torch alone may take more."""
     program = "import sys, rlcore.rewards.grader_process, rlcore.rewards.math_verifier; print('torch' in sys.modules)"
-    root = Path(__file__).parents[3]
-    done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
-
-ROOT = Path(__file__).parents[3]
 
 RESOURCES = RewardResources(score_tokens={"reward_model": lambda items, *, calibrated: torch.zeros(1, len(items))})
 
@@ -312,7 +271,7 @@ def terms(page: str) -> list[list[RewardTerm]]:
 
 @pytest.mark.parametrize("page", ["README.md", "docs/rewards.md"])
 def test_every_reward_of_a_page_can_be_built_and_its_function_run(
-    page: str, make_rollout: Callable[..., Rollout], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (code,) = [block for block in blocks(page, "python") if "def brief" in block]
     (tmp_path / "my_rewards.py").write_text(code, encoding="utf-8")

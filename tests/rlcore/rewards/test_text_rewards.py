@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
@@ -12,16 +11,20 @@ import pytest
 from rlcore.config import RewardTerm
 from rlcore.errors import ConfigError
 from rlcore.rewards.format import FormatOptions, FormatReward, has_format
-from rlcore.rewards.language import SCRIPTS, STOP_WORDS, LanguageOptions, LanguageReward
-from rlcore.rewards.penalties import (
+from rlcore.rewards.table import RewardResources, build_rewards
+from rlcore.rewards.text_rewards import (
+    SCRIPTS,
+    STOP_WORDS,
+    LanguageOptions,
     LengthOptions,
-    LengthReward,
+    language_reward,
+    length_reward,
     overlong_penalty,
     repetition_penalty,
 )
-from rlcore.rewards.table import RewardResources, build_rewards
-from rlcore.types import Message, Prompt, Rollout
+from rlcore.types import Message
 from tests.quick import within_seconds
+from tests.rlcore.rewards.conftest import make_rollout
 from tests.rows import rows_of
 
 
@@ -43,7 +46,7 @@ def test_checking_is_quick_for_any_text(piece: str) -> None:
             has_format(piece * 30_000, FormatOptions(style=style))
 
 
-def test_a_pattern_matches_the_whole_completion(make_rollout: Callable[..., Rollout]) -> None:
+def test_a_pattern_matches_the_whole_completion() -> None:
     reward = FormatReward(FormatOptions(style="regex", pattern=r"(?s).+\nAnswer: \d+", example="so\nAnswer: 7"))
     texts = ["3 + 4\nAnswer: 7\n", "3 + 4\nAnswer: seven", "Answer: 7", "3\nAnswer: 7 or so", ""]
     values = [score.value for score in reward([make_rollout(text) for text in texts])]
@@ -51,9 +54,7 @@ def test_a_pattern_matches_the_whole_completion(make_rollout: Callable[..., Roll
     assert values == [1.0, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_a_pattern_that_backtracks_for_ever_is_cut_off_and_the_next_completions_are_judged(
-    make_rollout: Callable[..., Rollout],
-) -> None:
+def test_a_pattern_that_backtracks_for_ever_is_cut_off_and_the_next_completions_are_judged() -> None:
     """(a+)+b on n letters a takes 2^n steps."""
     reward = FormatReward(FormatOptions(style="regex", pattern="(a+)+b", example="aab", timeout_seconds=0.5))
     evil, good, long = reward([make_rollout(text) for text in ("a" * 60, "ab", "b" * 100_001)])
@@ -96,48 +97,46 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: s
 TEXTS = {row["language"]: row["text"] for row in rows_of(__file__, "languages")}
 
 
-def value(make_rollout: Callable[..., Rollout], text: str, **options: object) -> float | None:
-    return LanguageReward(LanguageOptions(**options))([make_rollout(text)])[0].value  # type: ignore[arg-type]
+def value(text: str, **options: object) -> float | None:
+    return language_reward(LanguageOptions(**options))([make_rollout(text)])[0].value  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("language", sorted(SCRIPTS))
-def test_a_text_in_the_wanted_language_scores_one(make_rollout: Callable[..., Rollout], language: str) -> None:
-    assert value(make_rollout, TEXTS[language], language=language) == 1.0
+def test_a_text_in_the_wanted_language_scores_one(language: str) -> None:
+    assert value(TEXTS[language], language=language) == 1.0
 
 
 @pytest.mark.parametrize("language", sorted(STOP_WORDS))
-def test_a_text_in_another_language_of_the_same_script_scores_what_is_set(
-    make_rollout: Callable[..., Rollout], language: str
-) -> None:
+def test_a_text_in_another_language_of_the_same_script_scores_what_is_set(language: str) -> None:
     others = [other for other in sorted(STOP_WORDS) if other != language]
-    values = {other: value(make_rollout, TEXTS[other], language=language, other_language=0.25) for other in others}
+    values = {other: value(TEXTS[other], language=language, other_language=0.25) for other in others}
     assert values == dict.fromkeys(others, 0.25)
 
 
-def test_the_score_is_the_share_of_letters_of_the_script(make_rollout: Callable[..., Rollout]) -> None:
+def test_the_score_is_the_share_of_letters_of_the_script() -> None:
     """Six Latin letters and two Cyrillic ones: 6/8. Digits, signs and LaTeX commands do not count."""
-    assert value(make_rollout, r"answer да 12 + \frac{1}{2}", language="en") == 0.75
-    assert value(make_rollout, "12 + 5 = 17", language="en") == 1.0
-    assert value(make_rollout, TEXTS["zh"], language="en") == 0.0
+    assert value(r"answer да 12 + \frac{1}{2}", language="en") == 0.75
+    assert value("12 + 5 = 17", language="en") == 1.0
+    assert value(TEXTS["zh"], language="en") == 0.0
 
 
 @pytest.mark.parametrize("text", ["", " \n", "\u200b\ufeff", "\u3164", "\u2800\u00ad"])
-def test_a_text_that_shows_nothing_scores_nothing(make_rollout: Callable[..., Rollout], text: str) -> None:
-    assert value(make_rollout, text, language="en") == 0.0
-    assert value(make_rollout, text) == 0.0
+def test_a_text_that_shows_nothing_scores_nothing(text: str) -> None:
+    assert value(text, language="en") == 0.0
+    assert value(text) == 0.0
 
 
-def test_a_short_text_is_judged_by_its_script_alone(make_rollout: Callable[..., Rollout]) -> None:
-    assert value(make_rollout, "und nicht", language="en") == 1.0
-    assert value(make_rollout, "und nicht", language="en", min_words=2) == 0.0
+def test_a_short_text_is_judged_by_its_script_alone() -> None:
+    assert value("und nicht", language="en") == 1.0
+    assert value("und nicht", language="en", min_words=2) == 0.0
 
 
-def test_with_prompt_the_script_of_the_question_is_wanted(make_rollout: Callable[..., Rollout]) -> None:
+def test_with_prompt_the_script_of_the_question_is_wanted() -> None:
     def answered(question: str, answer: str) -> float | None:
         rollout = make_rollout(answer)
         turns = (Message(role="system", content="Отвечай."), Message(role="user", content=question))
         asked = dataclasses.replace(rollout, prompt=dataclasses.replace(rollout.prompt, messages=turns))
-        return LanguageReward()([asked])[0].value
+        return language_reward(LanguageOptions())([asked])[0].value
 
     assert answered("What is 3 + 4?", "It is seven.") == 1.0
     assert answered("What is 3 + 4?", TEXTS["zh"]) == 0.0
@@ -150,11 +149,6 @@ def test_no_word_is_common_in_two_of_the_languages() -> None:
     assert {pair: words for pair, words in shared.items() if words} == {}
 
 
-def test_an_unknown_language_is_refused() -> None:
-    with pytest.raises(ConfigError, match="must be one of prompt, en, de"):
-        LanguageOptions(language="tlh")
-
-
 @pytest.mark.parametrize(
     ("length", "penalty"),
     # limit 20, buffer 8: the penalty starts after 12 tokens; (12 - 16) / 8 = -0.5
@@ -164,16 +158,11 @@ def test_the_penalty_of_dapo_equation_13(length: int, penalty: float) -> None:
     assert overlong_penalty(length, limit=20, buffer=8) == penalty
 
 
-def test_only_tokens_of_the_policy_are_counted(make_rollout: Callable[..., Rollout]) -> None:
-    reward = LengthReward(LengthOptions(limit=4, buffer=2))
+def test_only_tokens_of_the_policy_are_counted() -> None:
+    reward = length_reward(LengthOptions(limit=4, buffer=2))
     whole = make_rollout("some text", num_tokens=4)
     with_tool_output = dataclasses.replace(whole, loss_mask=(True, False, False, True))
     assert [score.value for score in reward([whole, with_tool_output])] == [-1.0, 0.0]
-
-
-def test_a_buffer_longer_than_the_limit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="buffer 9"):
-        LengthOptions(limit=8, buffer=9)
 
 
 @pytest.mark.parametrize(
@@ -192,22 +181,7 @@ def test_the_penalty_counts_distinct_pieces(text: str, ngram: int, penalty: floa
 
 
 def test_the_reward_of_the_environment_is_taken_and_without_one_nothing_is_scored() -> None:
-    prompt = Prompt(
-        prompt_id="p", messages=(Message(role="user", content="?"),), token_ids=(1,), reference="", task="t"
-    )
-    rollouts = [
-        Rollout(
-            prompt=prompt,
-            completion_ids=(2,),
-            sampler_logprobs=(-1.0,),
-            loss_mask=(True,),
-            policy_version=0,
-            finish_reason="stop",
-            text="",
-            environment_reward=value,
-        )
-        for value in (0.5, None)
-    ]
+    rollouts = [dataclasses.replace(make_rollout(""), environment_reward=value) for value in (0.5, None)]
     reward = build_rewards([RewardTerm(kind="environment", weight=2.0)], resources=RewardResources())
     worth, silent = reward(rollouts)
     assert (worth.value, dict(worth.terms)) == (1.0, {"environment": 0.5})

@@ -20,6 +20,7 @@ from rlcore.rewards import interpreter_worker, other_interpreter
 from rlcore.rewards.mix import WeightedReward, WeightedTerm
 from rlcore.rewards.user_function import FunctionReward, import_function
 from rlcore.types import Message, Rollout, ToolCall
+from tests.rlcore.rewards.conftest import make_rollout
 from tests.waiting import given_time, until, until_ended
 
 MODULE = """
@@ -55,7 +56,7 @@ def reward(name: str, **options: Any) -> FunctionReward:
 
 
 @pytest.fixture
-def rollouts(make_rollout: Callable[..., Rollout]) -> list[Rollout]:
+def rollouts() -> list[Rollout]:
     made = [make_rollout(text, "7") for text in ("7", "8")]
     rows: tuple[dict[str, Any], ...] = ({"solution": "7", "difficulty": 2}, {"solution": "7", "tag": "x"})
     asked = (Message(role="system", content="Be kind."), Message(role="user", content="3 + 4?"))
@@ -104,6 +105,7 @@ def test_an_option_of_the_preset_is_not_replaced_by_a_column_of_its_name(rollout
 def test_an_option_that_the_function_does_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match="'trl_style:level' has no option 'scal'") as refused:
         reward("level", scal=0.5)
+    assert refused.value.where == "rewards.0.options"
     assert refused.value.fix == "its signature is level(prompts, completions, difficulty=None, scale=1.0)"
 
 
@@ -135,6 +137,7 @@ def test_a_row_is_the_same_in_another_process_and_its_changes_stay_with_the_read
 
 
 ROOT = Path(__file__).parents[3]
+BARE = str(Path(sys.executable).resolve())  # without the packages of this environment, so it starts sooner
 
 THEIRS = """
 import asyncio, ctypes, os, subprocess, sys, time
@@ -177,11 +180,7 @@ Make = Callable[..., FunctionReward]
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The current folder, with the user's modules; what a process of one test wrote there is not read by another."""
     folder = tmp_path_factory.mktemp("user")
-    files = {
-        "theirs": THEIRS,
-        "broken": "raise ValueError('not here')",
-        "leaves": "import os; os._exit(4)",
-    }
+    files = {"theirs": THEIRS, "broken": "raise ValueError('not here')", "leaves": "import os; os._exit(4)"}
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
     with pytest.MonkeyPatch.context() as patched:
@@ -195,7 +194,7 @@ def made(here: Path) -> Iterator[Make]:
     rewards = list[FunctionReward]()
 
     def make(name: str, **settings: Any) -> FunctionReward:
-        term = RewardTerm(kind=f"theirs:{name}", python=sys.executable, **settings)
+        term = RewardTerm(kind=f"theirs:{name}", python=BARE, **settings)
         rewards.append(import_function(term, "rewards.0"))
         return rewards[-1]
 
@@ -210,40 +209,30 @@ def runs(made: Make) -> FunctionReward:
     return made("runs")
 
 
-Asked = Callable[..., list[Rollout]]
-
-
-@pytest.fixture
-def asked(make_rollout: Callable[..., Rollout]) -> Asked:
+def asked(*texts: str) -> list[Rollout]:
     """Rollouts of texts, whose row has a column ``solution``."""
-
-    def of(*texts: str) -> list[Rollout]:
-        messages, row = (Message(role="user", content="3 + 4?"),), '{"solution": "7"}'
-        made = [make_rollout(text) for text in texts]
-        return [replace(one, prompt=replace(one.prompt, messages=messages, columns=row, form="text")) for one in made]
-
-    return of
+    messages, row = (Message(role="user", content="3 + 4?"),), '{"solution": "7"}'
+    made = [make_rollout(text) for text in texts]
+    return [replace(one, prompt=replace(one.prompt, messages=messages, columns=row, form="text")) for one in made]
 
 
-@pytest.fixture
-def two_rollouts(asked: Asked) -> list[Rollout]:
-    return asked("7", "skip")
+TWO = asked("7", "skip")
 
 
-def values(reward: FunctionReward, two_rollouts: list[Rollout]) -> list[float | None]:
-    return [score.value for score in reward(two_rollouts)]
+def values(reward: FunctionReward, rollouts: list[Rollout]) -> list[float | None]:
+    return [score.value for score in reward(rollouts)]
 
 
-def test_a_function_gets_texts_columns_and_options_by_name(made: Make, two_rollouts: list[Rollout]) -> None:
+def test_a_function_gets_texts_columns_and_options_by_name(made: Make) -> None:
     solved = made("solved", options={"scale": 0.5})
-    assert values(solved, two_rollouts) == [0.5, 0.0]
+    assert values(solved, TWO) == [0.5, 0.0]
     assert solved.name == "solved"
-    first, second = made("by_prompt")(two_rollouts)  # the columns solution and completion_ids are left over
+    first, second = made("by_prompt")(TWO)  # the columns solution and completion_ids are left over
     assert first.value == 3.0
     assert second.skipped == ("by_prompt",)
 
 
-def test_one_process_answers_all_calls_until_the_reward_is_closed(made: Make, asked: Asked) -> None:
+def test_one_process_answers_all_calls_until_the_reward_is_closed(made: Make) -> None:
     before = set(psutil.Process().children(recursive=True))
     reward = made("runs")
     assert set(psutil.Process().children(recursive=True)) <= before  # the signature was read, nothing waits
@@ -263,20 +252,16 @@ def test_one_process_answers_all_calls_until_the_reward_is_closed(made: Make, as
         ("[float('SECRET_TOKEN' in os.environ)] * 2", [0.0, 0.0]),
     ],
 )
-def test_values_of_a_process_are_those_of_its_function(
-    runs: FunctionReward, asked: Asked, code: str, expected: list[float]
-) -> None:
+def test_values_of_a_process_are_those_of_its_function(runs: FunctionReward, code: str, expected: list[float]) -> None:
     assert values(runs, asked(code, "skip")) == expected
 
 
-def test_surrogates_and_long_texts_arrive(runs: FunctionReward, asked: Asked) -> None:
+def test_surrogates_and_long_texts_arrive(runs: FunctionReward) -> None:
     texts = ["[len(text) for text in completions]", "\ud83d\n\0", "é" * 3_000_000]
     assert values(runs, asked(*texts))[1:] == [3.0, 3_000_000.0]
 
 
-def test_a_nan_leaves_the_rollout_unscored_and_an_infinite_value_stops_the_run(
-    runs: FunctionReward, asked: Asked
-) -> None:
+def test_a_nan_leaves_the_rollout_unscored_and_an_infinite_value_stops_the_run(runs: FunctionReward) -> None:
     mix = WeightedReward([WeightedTerm(runs, 1.0)])
     (score,) = mix(asked("[float('nan')]"))
     assert score.value is None and "not a number" in score.error
@@ -292,33 +277,32 @@ def test_a_nan_leaves_the_rollout_unscored_and_an_infinite_value_stops_the_run(
         ("sys.exit('done')", "runs raised SystemExit: done"),
         ("dies()", r"(?s)ended \(status 3\); it printed last: .*the last line"),
         ("ctypes.string_at(0)", "status 245"),
-        ("dies()", "status 3"),  # of another process than before
     ],
 )
 def test_other_results_than_a_number_each_and_the_end_of_the_process_are_errors(
-    runs: FunctionReward, asked: Asked, code: str, what: str
+    runs: FunctionReward, code: str, what: str
 ) -> None:
     with pytest.raises(RewardError, match=what):
         runs(asked(code, "skip"))
 
 
-def test_an_exception_names_its_line_and_the_rollout(made: Make, two_rollouts: list[Rollout], here: Path) -> None:
+def test_an_exception_names_its_line_and_the_rollout(made: Make, here: Path) -> None:
     line = THEIRS.splitlines().index("    return [1.0 / len(text) for text in completions]") + 1
     with pytest.raises(RewardError) as caught:
-        made("picky")([two_rollouts[0], replace(two_rollouts[1], text="")])
+        made("picky")([TWO[0], replace(TWO[1], text="")])
     assert caught.value.what == "the reward function picky raised ZeroDivisionError: float division by zero"
     assert caught.value.where == f"{here}/theirs.py:{line}, rollout of prompt 'p': ''"
 
 
-def test_a_call_that_hangs_times_out_and_leaves_no_process(made: Make, two_rollouts: list[Rollout], here: Path) -> None:
+def test_a_call_that_hangs_times_out_and_leaves_no_process(made: Make, here: Path) -> None:
     (here / "pids").unlink(missing_ok=True)
 
     def started(seconds: float) -> list[int]:
         with pytest.raises(CallTimeoutError, match=f"hangs timed out after {seconds:g} s"):
-            made("hangs", timeout_minutes=seconds / 60.0)(two_rollouts)
+            made("hangs", timeout_minutes=seconds / 60.0)(TWO)
         return numbers(here / "pids")
 
-    pids = given_time(started, bool, seconds=1.0)
+    pids = given_time(started, bool, seconds=0.5)
     assert pids
     until_ended(pids)
 
@@ -332,9 +316,9 @@ def test_a_killed_run_leaves_no_process(here: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from rlcore.rewards.other_interpreter import OtherFunction\n"
-        "OtherFunction('theirs:hangs', sys.executable, 'rewards.0')(completions=['7'])\n"
+        "OtherFunction('theirs:hangs', sys.argv[2], 'rewards.0')(completions=['7'])\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program, str(ROOT)]) as run:
+    with subprocess.Popen([sys.executable, "-c", program, str(ROOT), BARE]) as run:
         pids = until(lambda: numbers(here / "pids"), "the function")
         run.kill()
     until_ended(pids)
@@ -346,26 +330,24 @@ def test_a_killed_run_leaves_no_process(here: Path) -> None:
         ({"python": "no-such-python"}, "python", "'no-such-python': no such program"),
         ({"python": "/bin/false"}, "python", "'/bin/false' does not start"),
         ({"kind": "theirs:none"}, "kind", "has no attribute 'none'"),
-        ({"kind": "absent:f"}, "kind", "No module named 'absent'"),
         ({"kind": "broken:f"}, "kind", r"ValueError: not here \(.*broken.py:1\)"),
         ({"kind": "leaves:f"}, "kind", "ended .status 4."),
         ({"kind": "theirs:of_rollouts"}, "kind", "has no parameter completions"),
-        ({"options": {"scal": 1}}, "options", "'theirs:solved' has no option 'scal'"),
     ],
 )
 def test_what_cannot_be_called_is_refused_before_the_run(
     settings: dict[str, Any], where: str, what: str, here: Path
 ) -> None:
     with pytest.raises(ConfigError, match=what) as caught:
-        import_function(RewardTerm(**{"kind": "theirs:solved", "python": sys.executable} | settings), "rewards.0")
+        import_function(RewardTerm(**{"kind": "theirs:solved", "python": BARE} | settings), "rewards.0")
     assert caught.value.where == f"rewards.0.{where}"
 
 
 def test_a_module_that_is_never_imported_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "slow.py").write_text("import time; time.sleep(600)")
-    monkeypatch.setattr(other_interpreter, "_START_SECONDS", 1.0)
+    monkeypatch.setattr(other_interpreter, "_START_SECONDS", 0.6)
     with pytest.raises(ConfigError, match="not imported within 1 s"):
-        import_function(RewardTerm(kind="slow:f", python=sys.executable), "rewards.0")
+        import_function(RewardTerm(kind="slow:f", python=BARE), "rewards.0")
 
 
 def test_only_custom_functions_have_an_interpreter() -> None:
@@ -379,22 +361,19 @@ def test_the_packages_are_named_with_the_code_of_those_that_are_installed_as_sou
     for each in (folder / "my_env", folder / ".git", folder / ".venv", info):
         each.mkdir(parents=True)
     (info / "METADATA").write_text("Name: My_Env\nVersion: 1.0\n")
+    assert other_interpreter.packages(sys.executable, "rewards.0")["psutil"] == psutil.__version__
     (info / "direct_url.json").write_text(json.dumps({"url": folder.as_uri(), "dir_info": {"editable": True}}))
     (folder / "my_env" / "__init__.py").write_text("a = 1")
     (folder / ".venv" / "pyvenv.cfg").write_text("")
 
     def seen() -> dict[str, str]:
         program = f"import sys; sys.path.insert(0, {str(site)!r}); sys.argv[1:] = ['packages']; import runpy"
-        command = [
-            sys.executable,
-            "-I",
-            "-c",
-            f"{program}; runpy.run_path({interpreter_worker.__file__!r}, None, '__main__')",
-        ]
-        return dict(json.loads(subprocess.run(command, capture_output=True, check=True).stdout))
+        program += f"; runpy.run_path({interpreter_worker.__file__!r}, None, '__main__')"
+        done = subprocess.run([BARE, "-I", "-c", program], capture_output=True, check=True)
+        return dict(json.loads(done.stdout))
 
     first = seen()
-    assert first["python"] == sys.version.split()[0] and first["psutil"] == psutil.__version__
+    assert first["python"] == sys.version.split()[0]
     assert first["my-env"].startswith("1.0 ")
     (folder / ".git" / "index").write_text("x")
     assert seen() == first

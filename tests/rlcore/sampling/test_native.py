@@ -90,6 +90,7 @@ def test_a_seed_decides_the_rollouts(model: PreTrainedModel, stopping: ChatToken
     assert rollouts_of(sampler, prompts) == first
     assert tokens_of(rollouts_of(sampler, prompts, seed=6)) != tokens_of(first)
     assert len(set(tokens_of(first[:3]))) == 3  # samples of one prompt differ
+    assert len(set(tokens_of(rollouts_of(sampler, [prompts[0], prompts[0]])))) == 6  # also if it is repeated
 
 
 @pytest.mark.parametrize("max_concurrent", [1, 5, 7])
@@ -131,13 +132,6 @@ def test_where_memory_runs_out_fewer_are_decoded_together_and_the_rollouts_are_t
     room = 0
     with pytest.raises(SamplingError, match="a single sequence"):
         sampler.sample(prompts, PARAMS, seed=5)
-
-
-def test_a_repeated_prompt_gets_draws_of_its_own(
-    model: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt]
-) -> None:
-    rollouts = rollouts_of(NativeSampler(model, tokenizer), [prompts[0], prompts[0]])
-    assert len(set(tokens_of(rollouts))) == 6
 
 
 def test_no_more_sequences_than_allowed_are_decoded_together(
@@ -207,31 +201,18 @@ def test_the_engine_has_weights_of_its_own(
 def test_new_weights_are_served_under_their_version(
     model: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt]
 ) -> None:
-    sampler = NativeSampler(model, tokenizer)
-    learner = copy.deepcopy(model)
+    sampler, learner = NativeSampler(model, tokenizer), copy.deepcopy(model)
     with torch.no_grad():
-        for parameter in learner.parameters():
+        for parameter in learner.parameters():  # the head is tied to the embedding, and moves with it
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
-    sampler.load_weights(learner.state_dict(), policy_version=7)
+    sent = copy.deepcopy(learner)
+    sampler.load_weights(sent.state_dict(), policy_version=7)
     with torch.no_grad():
-        learner.model.norm.weight.zero_()  # what the learner does next must not reach the engine
-    fresh = copy.deepcopy(model)
+        sent.model.norm.weight.zero_()  # what the learner does next must not reach the engine
     assert sampler.policy_version == 7
     for rollout in rollouts_of(sampler, prompts):
         assert rollout.policy_version == 7
-        old = plain_logprobs(fresh, rollout.prompt.token_ids, rollout.completion_ids, 0.8)
-        assert max(abs(a - b) for a, b in zip(old, rollout.sampler_logprobs, strict=True)) > 0.01
-
-
-def test_weights_of_a_learner_give_the_learners_log_probabilities(
-    model: PreTrainedModel, tokenizer: ChatTokenizer, prompts: list[Prompt]
-) -> None:
-    sampler = NativeSampler(model, tokenizer)
-    with torch.no_grad():
-        model.model.embed_tokens.weight.mul_(2.0)  # tied: the head moves with it
-    sampler.load_weights(model.state_dict(), policy_version=1)
-    for rollout in rollouts_of(sampler, prompts):
-        expected = plain_logprobs(model, rollout.prompt.token_ids, rollout.completion_ids, 0.8)
+        expected = plain_logprobs(learner, rollout.prompt.token_ids, rollout.completion_ids, 0.8)
         assert rollout.sampler_logprobs == pytest.approx(expected, abs=1e-4)
 
 
@@ -261,33 +242,23 @@ def test_float32_weights_reach_an_engine_in_bfloat16(checkpoint: Path, model: Pr
     assert sampler.logprobs(*probe, temperature=1.0) == pytest.approx(expected, abs=0.05)
 
 
-def missing(state: dict[str, torch.Tensor]) -> None:
-    del state["model.norm.weight"]
-
-
-def unknown(state: dict[str, torch.Tensor]) -> None:
-    state["model.lora.weight"] = torch.zeros(1)
-
-
-def reshaped(state: dict[str, torch.Tensor]) -> None:
-    state["model.norm.weight"] = torch.ones(1)  # would broadcast without a word
-
-
-def untied(state: dict[str, torch.Tensor]) -> None:
-    state["lm_head.weight"] = state["lm_head.weight"] + 1.0
+NORM, HEAD = "model.norm.weight", "lm_head.weight"
 
 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (missing, "model.norm.weight is missing"),
-        (unknown, "model.lora.weight is unknown"),
-        (reshaped, "model.norm.weight has a different shape"),
-        (untied, "tied in the engine"),
+        (lambda state: state.pop(NORM), "model.norm.weight is missing"),
+        (lambda state: state.update({"model.lora.weight": torch.zeros(1)}), "model.lora.weight is unknown"),
+        (lambda state: state.update({NORM: torch.ones(1)}), "norm.weight has a different shape"),  # would broadcast
+        (lambda state: state.update({HEAD: state[HEAD] + 1.0}), "lm_head.weight is unknown, or tied in the engine"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused_and_the_old_ones_stay(
-    model: PreTrainedModel, tokenizer: ChatTokenizer, change: Callable[[dict[str, torch.Tensor]], None], complaint: str
+    model: PreTrainedModel,
+    tokenizer: ChatTokenizer,
+    change: Callable[[dict[str, torch.Tensor]], object],
+    complaint: str,
 ) -> None:
     sampler = NativeSampler(model, tokenizer, policy_version=2)
     before = sampler.logprobs((3, 4), (5, 6), temperature=1.0)
@@ -371,23 +342,15 @@ def test_token_ids_are_replayed_with_their_log_probabilities(tokenizer: ChatToke
         sampler.logprobs(prompts[2].token_ids, (9, 8), temperature=1.0)
 
 
-def test_a_script_longer_than_the_limit_is_cut_by_length(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    sampler = ScriptedSampler.from_texts({"1": ["123456789"]}, tokenizer)
-    ((rollout, *_),) = sampler.sample([prompts[2]], PARAMS_OF_SCRIPTED, seed=0)
-    assert isinstance(rollout, Rollout)
-    assert (rollout.text, rollout.finish_reason, len(rollout.sampler_logprobs)) == ("12345678", "length", 8)
-
-
-def test_greedy_replays_the_first_alone(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    sampler = ScriptedSampler.from_texts({"1": ["a", "b"]}, tokenizer)
+def test_a_script_is_cut_by_length_greedy_replays_the_first_alone_and_other_prompts_fail(
+    tokenizer: ChatTokenizer, prompts: list[Prompt]
+) -> None:
+    sampler = ScriptedSampler.from_texts({"1": ["123456789", "b"]}, tokenizer)
     greedy = SamplingParams(temperature=1.0, max_new_tokens=8, num_samples=2, greedy=True)
-    (group,) = sampler.sample([prompts[2]], greedy, seed=0)
-    assert [rollout.text for rollout in group if isinstance(rollout, Rollout)] == ["a", "a"]
-
-
-def test_a_prompt_outside_the_script_fails(tokenizer: ChatTokenizer, prompts: list[Prompt]) -> None:
-    (group,) = ScriptedSampler({}, tokenizer).sample(prompts[:1], PARAMS_OF_SCRIPTED, seed=0)
-    assert [type(rollout) for rollout in group] == [FailedRollout] * 3
+    other, group = sampler.sample([prompts[0], prompts[2]], greedy, seed=0)
+    found = [(each.text, each.finish_reason) for each in group if isinstance(each, Rollout)]
+    assert found == [("12345678", "length")] * 2
+    assert [type(each) for each in other] == [FailedRollout] * 2
 
 
 def test_a_script_with_unequal_lengths_is_refused() -> None:

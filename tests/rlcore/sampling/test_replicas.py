@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from rlcore.algorithms.agreement import Spread
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.checks.canaries.sync import EngineCalibration
-from rlcore.config import EngineConfig, SamplingConfig
+from rlcore.config import SamplingConfig
 from rlcore.errors import SamplingError, StaleSamplerError
 from rlcore.loop.weight_sync import calibrate_engines, verify_sync
 from rlcore.models.loading import load_policy
@@ -23,12 +23,12 @@ from rlcore.sampling.base import SamplingParams, replicas_of, take_metrics
 from rlcore.sampling.native import NativeSampler
 from rlcore.sampling.replicas import ReplicatedSampler, open_servers
 from rlcore.sampling.scripted import ScriptedSampler
-from rlcore.sampling.vllm.process import ServerSpec
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.learner import Learner
 from rlcore.training.local_learner import LocalLearner
 from rlcore.types import FailedRollout, Prompt, Rollout
 from tests import strategies
+from tests.rlcore.sampling.servers import server_spec
 from tests.waiting import LONG
 
 PARAMS = SamplingParams(temperature=1.0, max_new_tokens=6, num_samples=3)
@@ -178,19 +178,10 @@ def test_one_engine_has_itself_for_its_only_member_and_a_native_one_no_metrics(
 def test_where_one_server_does_not_start_nothing_is_left(
     checkpoint: Path, tokenizer: ChatTokenizer, tmp_path: Path
 ) -> None:
-    specs = []
-    for number in range(2):
-        (tmp_path / str(number)).mkdir()
-        specs.append(
-            ServerSpec(
-                model=checkpoint,
-                weight_dir=tmp_path / str(number),
-                config=EngineConfig(kind="vllm", python=str(tmp_path / "none")),
-                dtype="float32",
-                max_model_len=128,
-                max_concurrent=1,
-            )
-        )
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    specs = [server_spec(checkpoint, folder, engine={"python": str(tmp_path / "none")}) for folder in folders]
     with (
         pytest.raises(SamplingError, match=r"the interpreter .* does not exist"),
         open_servers(specs, tokenizer, print),

@@ -14,9 +14,8 @@ import pytest
 
 from rlcore.sandbox.base import ResourceLimits, RunStatus
 from rlcore.sandbox.pool import Job, SandboxPool
-from tests.rlcore.sandbox.attacks import ESCAPES, FAKES, IDIOMS
 from tests.rlcore.sandbox.conftest import require_bubblewrap
-from tests.rlcore.sandbox.test_attacks import ASSERTIONS, CALLS
+from tests.rlcore.sandbox.test_attacks import ASSERTIONS, CALLS, ESCAPES, FAKES, IDIOMS, SCRIPTS
 from tests.rlcore.sandbox.test_image import MANY
 
 pytestmark = pytest.mark.slow
@@ -25,7 +24,6 @@ ROUNDS, STARTS = 24, 4
 SCORINGS, HOSTILE = 2_000, 0.05
 # So patient that no right program runs out of time; a hostile one may have the second that it costs.
 PATIENT, BRIEF = ResourceLimits(wall_seconds=120.0), ResourceLimits(wall_seconds=1.0, cpu_seconds=2)
-SCRIPTS = {"style": "stdin", "tests": [{"input": "3\n", "output": "9\n"}, {"input": "5\n", "output": "25\n"}]}
 RIGHT = {"call": "def square(x): return x * x", "stdin": "n = int(input())\nprint(n * n)"}
 WRONG = {"call": "def square(x): return x + x", "stdin": "print(9)"}
 

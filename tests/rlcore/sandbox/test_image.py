@@ -17,7 +17,7 @@ from rlcore.errors import SandboxError
 from rlcore.sandbox.base import ResourceLimits, RunResult, RunStatus
 from rlcore.sandbox.image import box_image
 from rlcore.sandbox.isolation import allow_list
-from rlcore.sandbox.selftest import self_test
+from rlcore.sandbox.pool import Job, self_test
 
 
 @pytest.fixture
@@ -27,17 +27,16 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "cache" / "rlcore-boxes"
 
 
-def test_an_image_is_used_again_while_it_is_whole(cache: Path) -> None:
-    image = box_image()
-    made = image.stat().st_ctime_ns
-    assert (box_image(), image.stat().st_ctime_ns, image.parent) == (image, made, cache)
-    assert sorted(path.name for path in cache.iterdir()) == sorted(
-        ["lock", image.name, *(path.name for path in cache.glob("*.json"))]
-    )
-
-
-def test_an_image_that_lost_a_file_is_made_anew_beside_it_and_boxes_that_run_keep_theirs(cache: Path) -> None:
+def test_an_image_is_used_again_while_it_is_whole_then_made_anew_beside_it(cache: Path) -> None:
     first = box_image()
+    made = first.stat().st_ctime_ns
+    assert cache.stat().st_mode & 0o777 == (0o711 if os.geteuid() == 0 else 0o700)  # for this user alone
+    assert (box_image(), first.stat().st_ctime_ns, first.parent) == (first, made, cache)
+    assert {path.name for path in cache.iterdir()} == {
+        "lock",
+        first.name,
+        *(path.name for path in cache.glob("*.json")),
+    }
     next((first / "root").rglob("this.py")).unlink()
     (cache / ".new-killed").mkdir()  # what a process that was killed has left
     (cache / ".new-killed.json").touch()
@@ -70,11 +69,6 @@ def test_of_many_processes_that_start_at_once_one_makes_the_image(cache: Path) -
     assert [process.returncode for process in starting] == [0] * 4
     assert found == {str(box_image())}
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
-
-
-def test_the_folder_is_for_this_user_alone(cache: Path) -> None:
-    box_image()
-    assert cache.stat().st_mode & 0o777 == (0o711 if os.geteuid() == 0 else 0o700)
 
 
 def test_an_image_has_no_shell_no_package_and_no_configuration() -> None:
@@ -202,9 +196,9 @@ class Scripted:
     def run(self, code: str, limits: ResourceLimits) -> RunResult:
         return self.loop if code.startswith("while") else self.report
 
-    def check(self, reference: str, code: str, limits: ResourceLimits) -> list[RunResult]:
-        passes = (code == "def double(x): return 2 * x" and not self.is_lame) or (
-            bool(self.fooled_by) and self.fooled_by in code
+    def check(self, job: Job) -> list[RunResult]:
+        passes = (job.code == "def double(x): return 2 * x" and not self.is_lame) or (
+            bool(self.fooled_by) and self.fooled_by in job.code
         )
         return [PASSED if passes else FAILED] * 2
 

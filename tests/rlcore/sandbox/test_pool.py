@@ -23,7 +23,7 @@ from tests.rlcore.sandbox.test_attacks import check, children, supervisors
 from tests.waiting import LONG, until, until_ended
 
 SHORT = ResourceLimits(wall_seconds=1.0)
-BRIEF = ResourceLimits(wall_seconds=LONG, cpu_seconds=2)
+BRIEF = ResourceLimits(wall_seconds=LONG, cpu_seconds=1)
 ROOT = Path(__file__).parents[3]
 
 
@@ -47,15 +47,12 @@ ROOT = Path(__file__).parents[3]
         ),
         ("import threading as t\nx = t.Thread(target=print, args=(1,))\nx.start()\nx.join()", RunStatus.PASS, "1\n"),
         ("if __name__ == '__main__': print(1)", RunStatus.PASS, "1\n"),
-        ("print(1)\nexit()", RunStatus.PASS, "1\n"),
-        ("print(open(0).read(), end='')", RunStatus.PASS, "hello\nworld"),
-        ("import os\nprint(os.read(0, 5))", RunStatus.PASS, "b'hello'\n"),
         ("import sys\nprint(sys.stdin.fileno(), len(sys.stdin.readlines()))", RunStatus.PASS, "0 2\n"),
         ("import re, math, collections, itertools, heapq, decimal, random, json, datetime", RunStatus.PASS, ""),
     ],
 )
 def test_a_run_ends_in_a_verdict(sandbox: SandboxPool, code: str, verdict: RunStatus, stdout: str) -> None:
-    limits = SHORT if verdict is RunStatus.TIMEOUT else DEFAULT_LIMITS
+    limits = ResourceLimits(wall_seconds=0.2) if verdict is RunStatus.TIMEOUT else DEFAULT_LIMITS
     outcome = sandbox.run(code, stdin="hello\nworld", limits=limits)
     assert (outcome.status, outcome.stdout) == (verdict, stdout)
 
@@ -73,12 +70,6 @@ def test_what_one_test_did_not_read_is_not_the_input_of_the_next(sandbox: Sandbo
     assert check(sandbox, reference, "print(input())") == [RunStatus.PASS] * 4
 
 
-def test_a_function_that_is_defined_before_the_program_ends_itself_is_there(sandbox: SandboxPool) -> None:
-    code = "import sys\ndef f(x): return x\nif __name__ == '__main__':\n    sys.exit(0)"
-    reference = {"style": "call", "entry_point": "f", "tests": [{"args": [1], "output": 1}]}
-    assert check(sandbox, reference, code) == [RunStatus.PASS]
-
-
 def test_half_a_surrogate_pair_comes_back_as_its_escape(sandbox: SandboxPool) -> None:
     outcome = sandbox.run("raise ValueError('a\\ud800b')")
     assert (outcome.status, outcome.error) == (RunStatus.ERROR, "ValueError: a\\ud800b (line 1)")
@@ -90,16 +81,14 @@ def test_half_a_surrogate_pair_comes_back_as_its_escape(sandbox: SandboxPool) ->
 
 
 def test_processor_time_that_is_up_is_time_that_is_up(sandbox: SandboxPool) -> None:
-    limits = ResourceLimits(wall_seconds=LONG, cpu_seconds=1)
-    outcome = sandbox.run("while True: pass", limits=limits)
+    outcome = sandbox.run("while True: pass", limits=BRIEF)
     assert (outcome.status, outcome.error) == (RunStatus.TIMEOUT, "the CPU time limit was exceeded")
 
 
 @pytest.mark.slow  # ends at the hard limit, seconds of the processor later
 def test_a_program_that_ignores_the_end_of_its_processor_time_is_killed(sandbox: SandboxPool) -> None:
-    limits = ResourceLimits(wall_seconds=LONG, cpu_seconds=1)
     stubborn = "import signal\nsignal.signal(signal.SIGXCPU, signal.SIG_IGN)\nwhile True: pass"
-    assert sandbox.run(stubborn, limits=limits).status is not RunStatus.PASS
+    assert sandbox.run(stubborn, limits=BRIEF).status is not RunStatus.PASS
 
 
 def test_an_exception_is_named_with_its_line(sandbox: Sandbox) -> None:
@@ -228,7 +217,7 @@ def test_many_at_a_time_keep_their_order(sandbox: SandboxPool) -> None:
     assert passed == [number % 5 == 3 for number in range(20)]
 
 
-def test_a_supervisor_that_is_killed_is_our_failure_and_is_replaced() -> None:
+def test_a_supervisor_that_is_killed_or_closed_is_replaced() -> None:
     require_bubblewrap()
     before = set(supervisors())
     with SandboxPool(num_workers=1) as pool:
@@ -237,16 +226,10 @@ def test_a_supervisor_that_is_killed_is_our_failure_and_is_replaced() -> None:
         os.kill(pid, signal.SIGKILL)
         assert pool.run("print(1)").status is RunStatus.INFRA
         assert pool.run("print(1)").status is RunStatus.PASS
+        pool.close()
+        assert set(supervisors()) == before
+        assert pool.run("print(2)").stdout == "2\n"
     assert set(supervisors()) == before
-
-
-def test_a_sandbox_that_was_closed_starts_again() -> None:
-    require_bubblewrap()
-    pool = SandboxPool(num_workers=1)
-    assert pool.run("print(1)").stdout == "1\n"
-    pool.close()
-    assert pool.run("print(2)").stdout == "2\n"
-    pool.close()
 
 
 def test_boxes_end_when_their_caller_is_killed() -> None:
@@ -301,4 +284,4 @@ def test_without_namespaces_nothing_is_run(monkeypatch: pytest.MonkeyPatch, open
 def test_no_isolation_has_to_be_asked_for_by_name_and_is_loud() -> None:
     with pytest.warns(RuntimeWarning, match="UNPROTECTED"), SandboxPool(num_workers=1, backend="unprotected") as pool:
         assert pool.run("import os\nprint(os.getpid() > 1)").stdout == "True\n"
-        assert pool.run("while True: pass", limits=SHORT).status is RunStatus.TIMEOUT
+        assert pool.run("while True: pass", limits=ResourceLimits(wall_seconds=0.2)).status is RunStatus.TIMEOUT

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import replace
 from datetime import date, datetime, tzinfo
@@ -15,9 +14,9 @@ from rlcore.errors import ModelError
 from rlcore.loop.native import chat_prompts
 from rlcore.text.chat_template import with_date, writes_date
 from rlcore.text.text_parts import Ids, Part, PartEncoder
-from rlcore.text.tokenization import ChatTokenizer, require_same_tokens
+from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
-from tests.chat_shapes import KINDS, SHAPES, library_ids, load_tokenizer, write_tokenizer
+from tests.chat_shapes import SHAPES, load_tokenizer, write_tokenizer
 
 AROUND = {
     "ChatML": ("", "", "<|im_end|>"),
@@ -76,14 +75,6 @@ def test_random_template_is_refused(drawn: str, tmp_path: Path) -> None:
         load_tokenizer(tmp_path, "byte-level", replace(shape, template=drawn + shape.template))
 
 
-CONVERSATIONS = [
-    [("user", "What is 12 + 30?")],
-    [("user", " x = 7\n")],
-    [("system", "Be brief."), ("user", "How many?")],
-    [("user", "How many?"), ("assistant", "(b) seven"), ("user", "And  twice?\n")],
-]
-
-
 class Apart(PartEncoder):
     """Encodes each part by itself."""
 
@@ -91,31 +82,11 @@ class Apart(PartEncoder):
         return [sum((super(Apart, self).encode_all([[part]])[0] for part in parts), ()) for parts in texts]
 
 
-@pytest.mark.parametrize("name", [name for name in SHAPES if name != "Llama 3"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_demonstrations_equal_template(kind: str, name: str, tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(tmp_path, kind, SHAPES[name])
-    for turns in CONVERSATIONS:
-        if turns[0][0] == "system" and name.startswith("Mistral"):  # has none
-            continue
-        messages = [Message(role=role, content=text) for role, text in turns]  # type: ignore[arg-type]
-        for said in ("It is 42.", "<think>\nHm\n</think>\n\n7"):
-            prompt, answer = tokenizer.render_demonstration(messages, tokenizer.prefill + said)
-            assert tokenizer.decode(answer).strip().endswith(said)
-            if name != "DeepSeek R1":  # leaves thoughts out of what was said
-                ids = (*prompt, *answer)
-                whole = [*turns, ("assistant", said), ("user", "And?")][: None if name == "GLM" else -1]
-                assert ids == library_ids(tokenizer, whole, is_prompt=False)[: len(ids)]
-
-
 @pytest.mark.parametrize("kind", ["prepending", "metaspace, always"])
-def test_parts_encoded_separately_are_refused(kind: str, tmp_path: Path) -> None:
-    tokenizer = load_tokenizer(tmp_path, kind, SHAPES["Zephyr"])
-    apart = dataclasses.replace(
-        tokenizer, encoder=Apart(backend=tokenizer.hf_tokenizer, controls=tokenizer.encoder.controls)
-    )
+def test_parts_encoded_separately_are_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlcore.text.tokenization.PartEncoder", Apart)
     with pytest.raises(ModelError, match="the roles user differ from apply_chat_template") as refused:
-        require_same_tokens(apart)
+        load_tokenizer(tmp_path, kind, SHAPES["Zephyr"])
     assert "token 7 is ['▁What'], expected ['Wh']" in refused.value.what
     assert "model.chat_template" in refused.value.fix
 
@@ -128,12 +99,6 @@ def test_unreadable_control_tokens_are_refused(name: str, tmp_path: Path) -> Non
     with pytest.raises(ModelError, match=r"reads \d of the \d control tokens that the chat template writes") as refused:
         ChatTokenizer.load(tmp_path)
     assert "tokenizer.json" in refused.value.fix
-
-
-def test_loading_checks_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlcore.text.tokenization.PartEncoder", Apart)
-    with pytest.raises(ModelError, match="differ from apply_chat_template"):
-        load_tokenizer(tmp_path, "prepending", SHAPES["Vicuna"])
 
 
 ASKING = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ from rlcore.text.demonstrations import Demonstration, render_conversation
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
 from tests.chat_shapes import SHAPES, library_ids, load_tokenizer
+from tests.rlcore.text.test_tokenization import END, write
 
-END = 1  # <|im_end|>, the padding's id too
 BLOCK = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' }}"
@@ -30,11 +29,7 @@ BLOCK = (
 
 
 def load(folder: Path, template: str = CHAT_TEMPLATE) -> ChatTokenizer:
-    backend = make_tokenizer(max_positions=256)
-    backend.chat_template = template
-    backend.save_pretrained(folder)
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": END}), encoding="utf-8")
-    return ChatTokenizer.load(folder)
+    return ChatTokenizer.load(write(folder, template=template))
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,6 @@ from rlcore.text.packing import (
     tree_mask,
     tree_positions,
 )
-from tests import strategies
 
 PROMPT = (7, 8, 9)
 FAMILY = [
@@ -109,11 +108,6 @@ def test_large_family_is_split() -> None:
 def test_empty_prompt_or_completion_is_refused(bad: TokenSequence) -> None:
     with pytest.raises(ValueError, match="sequence 1 has an empty prompt or completion"):
         pack([FAMILY[0], bad], tokens_per_microbatch=10)
-
-
-def test_batch_moves_to_device() -> None:
-    batch = pack(strategies.random_sequences(0), tokens_per_microbatch=30)[0].to(torch.device("meta"))
-    assert {getattr(batch, name).device.type for name in PackedBatch.__slots__} == {"meta"}
 
 
 def test_one_completion_per_row_without_sharing() -> None:

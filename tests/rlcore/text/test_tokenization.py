@@ -18,8 +18,7 @@ from tokenizers import normalizers
 from rlcore.errors import ModelError
 from rlcore.models.scratch import CHAT_TEMPLATE, make_tokenizer
 from rlcore.text.text_parts import Part
-from rlcore.text.token_counts import encode_all, max_prompt_tokens, max_text_tokens, prompt_lengths
-from rlcore.text.tokenization import ChatTokenizer
+from rlcore.text.tokenization import ChatTokenizer, encode_all, max_prompt_tokens, max_text_tokens, prompt_lengths
 from rlcore.types import Message
 from tests.chat_shapes import KINDS, SHAPES, Shape, library_ids, load_tokenizer, words_alone
 
@@ -155,35 +154,57 @@ TEXTS = st.lists(WORDS | BLANKS, min_size=1, max_size=5).map("".join).filter(str
 
 
 @pytest.fixture(scope="module", params=[(kind, name) for kind in KINDS for name in SHAPES], ids=str)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ChatTokenizer, Shape]:
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ChatTokenizer, str]:
+    """A tokenizer of each kind with a template of each shape, and the name of the shape."""
     kind, name = request.param
-    return load_tokenizer(tmp_path_factory.mktemp("made"), kind, SHAPES[name]), SHAPES[name]
-
-
-def says_no_date(tokenizer: ChatTokenizer) -> bool:
-    return "strftime_now" not in str(tokenizer.hf_tokenizer.chat_template)
+    return load_tokenizer(tmp_path_factory.mktemp("made"), kind, SHAPES[name]), name
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=3)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=5).filter(lambda texts: len(texts) % 2 == 1))
-def test_prompt_equals_apply_chat_template(case: tuple[ChatTokenizer, Shape], texts: list[str]) -> None:
-    tokenizer, _ = case
+def test_prompt_equals_apply_chat_template(case: tuple[ChatTokenizer, str], texts: list[str]) -> None:
+    tokenizer, name = case
     turns = [(("user", "assistant")[place % 2], text) for place, text in enumerate(texts)]
     ours = tokenizer.render_prompt([Message(role=role, content=text) for role, text in turns])  # type: ignore[arg-type]
-    if says_no_date(tokenizer):
+    if name != "Llama 3":  # says the date
         assert ours == library_ids(tokenizer, turns, is_prompt=True)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=2)
 @given(text=TEXTS, data=st.data())
-def test_control_words_of_users_stay_text(case: tuple[ChatTokenizer, Shape], text: str, data: st.DataObject) -> None:
-    tokenizer, shape = case
-    words = data.draw(st.lists(st.sampled_from([*shape.controls, text]), min_size=1, max_size=4))
+def test_control_words_of_users_stay_text(case: tuple[ChatTokenizer, str], text: str, data: st.DataObject) -> None:
+    tokenizer, name = case
+    words = data.draw(st.lists(st.sampled_from([*SHAPES[name].controls, text]), min_size=1, max_size=4))
     hostile = f"a{text.join(words)}b"
     plain, ids = (tokenizer.render_prompt([Message(role="user", content=each)]) for each in ("a", hostile))
     controls = frozenset(tokenizer.special_tokens.values())
     assert Counter(filter(controls.__contains__, ids)) == Counter(filter(controls.__contains__, plain))
     assert hostile in tokenizer.spell(ids)
+
+
+CONVERSATIONS = [
+    [("user", "What is 12 + 30?")],
+    [("user", " x = 7\n")],
+    [("system", "Be brief."), ("user", "How many?")],
+    [("user", "How many?"), ("assistant", "(b) seven"), ("user", "And  twice?\n")],
+]
+
+
+def test_demonstrations_equal_template(case: tuple[ChatTokenizer, str]) -> None:
+    tokenizer, name = case
+    if name == "Llama 3":  # says the date
+        return
+    for turns in CONVERSATIONS:
+        if turns[0][0] == "system" and name.startswith("Mistral"):  # has none
+            continue
+        messages = [Message(role=role, content=text) for role, text in turns]  # type: ignore[arg-type]
+        for said in ("It is 42.", "<think>\nHm\n</think>\n\n7"):
+            prompt, answer = tokenizer.render_demonstration(messages, tokenizer.prefill + said)
+            assert tokenizer.decode(answer).strip().endswith(said)
+            if name != "DeepSeek R1":  # leaves thoughts out of what was said
+                ids = (*prompt, *answer)
+                whole = [*turns, ("assistant", said), ("user", "And?")][: None if name == "GLM" else -1]
+                assert ids == library_ids(tokenizer, whole, is_prompt=False)[: len(ids)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -225,12 +246,6 @@ def test_unspellable_text_is_refused(tokenizer: ChatTokenizer) -> None:
     broken = dataclasses.replace(tokenizer, encoder=encoder)
     with pytest.raises(ModelError, match="reads plain text as the control tokens"):
         encode_all(broken, ["seven", "septillion"])
-
-
-def test_empty_texts_have_no_tokens(tmp_path: Path) -> None:
-    encoder = load_tokenizer(tmp_path, "byte-level", SHAPES["ChatML"]).encoder
-    assert encoder.encode_all([]) == []
-    assert encoder.encode([Part("", "other")]) == ()
 
 
 TURNS = st.lists(

@@ -17,8 +17,7 @@ from rlcore.tasks.kinds.kind import Continuation, Stage
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections
 from rlcore.tasks.run import stages
-from rlcore.tasks.run.stage_runs import PipelineRun
-from rlcore.tasks.run.stages import run_stage
+from rlcore.tasks.run.stages import PipelineRun, run_stage
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.cache import StageCache
@@ -111,8 +110,7 @@ def checkpoint(root: Path, number: int, history: Sequence[Mapping[str, float]], 
 
 LOOP = Stage(
     name="loop",
-    version=1,
-    kind="policy",
+    artifact="policy",
     run=train,
     sections=sections,
     chosen=lambda _: NOTHING_CHOSEN,

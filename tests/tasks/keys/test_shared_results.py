@@ -12,15 +12,14 @@ import pytest
 
 from rlcore.tasks.keys import shared_results
 from rlcore.tasks.keys.plan import look_up
-from rlcore.tasks.run.stage_runs import PipelineRun
-from rlcore.tasks.run.stages import run_stage
+from rlcore.tasks.run.stages import PipelineRun, run_stage
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.shared import SharedStore, open_shared_store
 from tests.tasks.run.toy_stages import DOUBLE, MAKE, calls, config, make_number, open_run, text
 
-SLOW = 6.0  # seconds of the stage that others wait for
+SLOW = 4.0  # seconds of the stage that others wait for
 
 
 @pytest.fixture

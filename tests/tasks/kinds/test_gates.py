@@ -20,7 +20,7 @@ from rlcore.tasks.kinds.data.step import _refuse_leaks, evaluated_prompts
 from rlcore.tasks.kinds.drift.page import render as drift_page
 from rlcore.tasks.kinds.drift.step import compare_snapshots
 from rlcore.tasks.kinds.rejection.step import demonstration, require_enough
-from rlcore.tasks.kinds.reward_gate.page import render as reward_gate_page
+from rlcore.tasks.kinds.reward_gate.kind import render as reward_gate_page
 from rlcore.tasks.kinds.reward_gate.step import _champions_own, _decision, _unseen, compared, margins_table
 from rlcore.tasks.presets.data import ComparisonConfig, DatasetConfig
 from rlcore.tasks.presets.settings import DriftConfig, RetrainConfig
@@ -29,7 +29,7 @@ from rlcore.tasks.steps.rows import PairRow
 from rlcore.tasks.steps.sampled_answers import is_usable, refuse_failing_grader
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, read_table, write_json, write_table
-from rlcore.tasks.tracking.past import SEEN_DIGITS
+from rlcore.tasks.tracking.lineage import SEEN_DIGITS
 from rlcore.types import Message, Prompt, Rollout, Score, ScoredRollout
 from tests import strategies
 
@@ -119,22 +119,16 @@ class Equals:
         ]
 
 
-def test_the_first_right_answer_is_chosen_over_the_first_wrong_one() -> None:
-    pair = pair_of(group("3", "2", "4", "2"), Equals(), "")
-    assert pair is not None
-    assert (pair["chosen"], pair["rejected"], pair["pair_id"], pair["source"]) == ("2", "3", "q", "policy")
-
-
-def test_a_group_of_one_kind_gives_no_pair_and_what_could_not_be_judged_is_neither_right_nor_wrong() -> None:
-    assert pair_of(group("2", "2"), Equals(), "") is None
-    assert pair_of(group("2", "?"), Equals(), "") is None
-    assert pair_of(group("3", "?"), Equals(), "") is None
-
-
-def test_what_the_template_puts_into_the_assistants_mouth_belongs_to_both_answers() -> None:
-    pair = pair_of(group("3", "2"), Equals(), "<think>\n")
+def test_the_first_right_answer_is_chosen_over_the_first_wrong_one_both_with_the_prefill_of_the_template() -> None:
+    pair = pair_of(group("3", "2", "4", "2"), Equals(), "<think>\n")
     assert pair is not None
     assert (pair["chosen"], pair["rejected"]) == ("<think>\n2", "<think>\n3")
+    assert (pair["pair_id"], pair["source"]) == ("q", "policy")
+
+
+@pytest.mark.parametrize("texts", ["22", "2?", "3?"])
+def test_a_group_of_one_kind_gives_no_pair_and_what_could_not_be_judged_is_of_none(texts: str) -> None:
+    assert pair_of(group(*texts), Equals(), "") is None
 
 
 def test_a_reward_model_must_reach_its_accuracy_agree_with_the_last_and_not_lose_to_it() -> None:
@@ -246,11 +240,15 @@ def test_the_gate_refuses_without_seen_prompts_or_champion(tracked_home: Home, t
 CALM, MOVED = "a" * 64, "b" * 64
 
 
-def drift_snapshot(folder: Path, digest: str, sources: list[str], lengths: list[int]) -> Path:
+def reported(folder: Path, digest: str, sketches: dict[str, Any]) -> Path:
     folder.mkdir()
-    frame = pd.DataFrame({"source": sources, "chosen_tokens": lengths, "rejected_tokens": lengths})
-    write_json({"digest": digest, "sketches": sketch(frame)}, folder / "report.json")
+    write_json({"digest": digest, "sketches": sketches}, folder / "report.json")
     return folder
+
+
+def drift_snapshot(folder: Path, digest: str, sources: list[str], lengths: list[int]) -> Path:
+    frame = pd.DataFrame({"source": sources, "chosen_tokens": lengths, "rejected_tokens": lengths})
+    return reported(folder, digest, sketch(frame))
 
 
 @pytest.fixture
@@ -282,12 +280,6 @@ def test_rows_that_a_person_has_accepted_warn_and_pass(folders: tuple[Path, Path
     assert (found.level, found.is_excused) == ("warn", True)
     assert "accepted by a person" in drift_page([found])
     assert compare_snapshots("prepare_preferences", before, after, accepted).level == "refuse"
-
-
-def reported(folder: Path, digest: str, sketches: dict[str, Any]) -> Path:
-    folder.mkdir()
-    write_json({"digest": digest, "sketches": sketches}, folder / "report.json")
-    return folder
 
 
 def test_the_same_rows_are_calm(folders: tuple[Path, Path]) -> None:
@@ -333,12 +325,8 @@ def test_many_sources_without_drift_pass_and_pairs_of_one_prompt_do_not_count_as
             sources, lengths = generator.integers(0, 60, 400), generator.geometric(0.02, 400)
             rows = {"source": sources.astype(str), "chosen_tokens": lengths, "rejected_tokens": lengths[::-1]}
             frame = pd.DataFrame({"prompt_hash": np.arange(400).astype(str), **rows}).loc[np.repeat(range(400), 10)]
-            folder = tmp_path / f"{side} {number}"
-            folder.mkdir()
-            write_json(
-                {"digest": folder.name, "sketches": sketch(frame.reset_index(drop=True))}, folder / "report.json"
-            )
-            folders.append(folder)
+            name = f"{side} {number}"
+            folders.append(reported(tmp_path / name, name, sketch(frame.reset_index(drop=True))))
         assert compare_snapshots("prepare_preferences", folders[1], folders[0], DriftConfig()).level == "calm"
 
 

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 import torch
 
-from rlcore.algorithms.table import resolve_algorithm
 from rlcore.config import RlConfig
 from rlcore.errors import ConfigError, StorageError, TrainingError
 from rlcore.evaluation.promotion import Check, PromotionDecision
@@ -25,13 +24,13 @@ from rlcore.metrics import check_names
 from rlcore.rewards.base import failed_score, scored
 from rlcore.sampling.base import SamplingParams
 from rlcore.tasks.kinds.evaluate.step import Grader, answers, log_line, summarise
-from rlcore.tasks.kinds.reward_model.page import render as reward_page
+from rlcore.tasks.kinds.reward_model.kind import render as reward_page
 from rlcore.tasks.kinds.reward_model.step import HeldOut as HeldOutPairs
 from rlcore.tasks.kinds.reward_model.step import _require_accuracy, held_out_figures, run_reward_model, suspects_table
 from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.kinds.rl.step import seed_after
 from rlcore.tasks.presets.settings import EvaluationConfig
-from rlcore.tasks.promotion.page import render as promote_page
+from rlcore.tasks.promotion.kind import render as promote_page
 from rlcore.tasks.steps.external import needed_reward_models
 from rlcore.tasks.steps.rows import PairRow
 from rlcore.training.label_audit import SuspectLabel
@@ -132,25 +131,10 @@ def settings(preset: str, stage: str, *overrides: str) -> RlConfig:
     return open_preset(preset, overrides).stage(stage, RlStage).settings
 
 
-def test_an_unknown_algorithm_is_refused_with_the_known_ones() -> None:
-    rl = dataclasses.replace(settings("tiny", "grpo"), algorithm="grop")
-    with pytest.raises(ConfigError, match="grpo"):
-        resolve_algorithm(rl)
-
-
 def test_a_constant_without_a_meaning_is_refused_before_any_stage_is_made() -> None:
     config = open_preset("tiny", ["stages.grpo.algorithm=sapo", "stages.grpo.update.objective.clip_low=0.1"])
     with pytest.raises(ConfigError, match="sapo does not use clip_low"):
         stages(config)
-    with pytest.raises(ConfigError, match="unknown algorithm 'grop'"):
-        stages(open_preset("tiny", ["stages.grpo.algorithm=grop"]))
-
-
-def test_constants_reach_the_row_of_a_run() -> None:
-    overrides = ("stages.grpo.algorithm=dapo", "stages.grpo.update.objective.clip_high=0.5")
-    rl = settings("tiny", "grpo", *overrides)
-    surrogate: Any = resolve_algorithm(rl).surrogate
-    assert surrogate.keywords == {"clip_low": 0.2, "clip_high": 0.5}
 
 
 def test_a_reward_model_is_an_input_where_a_reward_or_the_critic_needs_it() -> None:

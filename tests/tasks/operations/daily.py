@@ -70,22 +70,20 @@ def draw(result: Result, folder: Path) -> str:
 
 def table(champion: Mapping[str, str] | None) -> tuple[Stage, ...]:
     """The stages of a retraining from a champion, or of the first training."""
-    data = Stage(name="prepare_prompts", version=1, kind="dataset", run=rows, sections=no_sections)
+    data = Stage(name="prepare_prompts", artifact="dataset", run=rows, sections=no_sections)
     begin = ()
     if champion:
         run = partial(start, **champion)
-        begin = (Stage(name="champion", version=1, kind="checkpoint", run=run, sections=no_sections),)
+        begin = (Stage(name="champion", artifact="checkpoint", run=run, sections=no_sections),)
     inputs = ("prepare_prompts", *(each.name for each in begin))
-    policy = Stage(
-        name="grpo", version=1, kind="policy", run=train, sections=no_sections, inputs=inputs, registered_as="grpo"
-    )
-    measured = partial(Stage, version=1, run=measure, sections=no_sections)
+    policy = Stage(name="grpo", artifact="policy", run=train, sections=no_sections, inputs=inputs, registered_as="grpo")
+    measured = partial(Stage, run=measure, sections=no_sections)
     return (
         data,
         *begin,
         policy,
-        measured(name="evaluate_grpo", kind="evaluation", inputs=("grpo", "prepare_prompts"), render_page=draw),
-        measured(name="promote", kind="verdict", inputs=("grpo", "evaluate_grpo")),
+        measured(name="evaluate_grpo", artifact="evaluation", inputs=("grpo", "prepare_prompts"), render_page=draw),
+        measured(name="promote", artifact="verdict", inputs=("grpo", "evaluate_grpo")),
     )
 
 

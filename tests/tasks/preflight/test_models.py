@@ -42,12 +42,10 @@ def train(context: StageContext) -> StageResult:
     return StageResult(metrics={"eval/accuracy": 0.5})
 
 
-ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=no_sections)
-SFT = Stage(
-    name="sft", version=1, kind="checkpoint", run=train, sections=no_sections, inputs=("rows",), registered_as="sft"
-)
+ROWS = Stage(name="rows", artifact="dataset", run=rows, sections=no_sections)
+SFT = Stage(name="sft", artifact="checkpoint", run=train, sections=no_sections, inputs=("rows",), registered_as="sft")
 GRPO = Stage(
-    name="grpo", version=1, kind="policy", run=train, sections=no_sections, inputs=("sft", "rows"), registered_as="grpo"
+    name="grpo", artifact="policy", run=train, sections=no_sections, inputs=("sft", "rows"), registered_as="grpo"
 )
 
 

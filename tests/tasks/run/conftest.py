@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlcore.tasks.run.stage_runs import PipelineRun
+from rlcore.tasks.run.stages import PipelineRun
 from rlcore.tasks.store.settings import Home
 from tests.tasks.run.toy_stages import calls, open_run
 

@@ -9,9 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -169,7 +171,7 @@ def stand_in(home: Home) -> Iterator[list[int]]:
             os.kill(pid, signal.SIGKILL)
 
 
-def start_server(stand_in: list[int], *, kill_launcher: bool) -> int:
+def start_server(stand_in: list[int], kill_launcher: bool) -> int:
     """Start a process that starts a stand-in for the server, and dies at once or lives on."""
     code = f"""
 import os, signal, subprocess, sys, time
@@ -193,7 +195,8 @@ os.kill(os.getpid(), signal.SIGKILL) if {kill_launcher} else time.sleep(600)
 
 
 def test_a_server_of_this_home_ends_with_its_launcher(home: Home, stand_in: list[int], tmp_path: Path) -> None:
-    living, server = start_server(stand_in, kill_launcher=False), start_server(stand_in, kill_launcher=True)
+    with ThreadPoolExecutor(2) as threads:
+        living, server = threads.map(partial(start_server, stand_in), (False, True))
     assert end_orphaned_servers(Home(tmp_path / "other")) == ()
     assert psutil.pid_exists(server)
     assert end_orphaned_servers(home) == (f"ended the Prefect server {server} that a dead process had left",)
@@ -207,55 +210,36 @@ DAY = 86_400.0
 DEAD = Record(state="RUNNING", count=1, heals=True, ours=True, seconds=SETTLED_SECONDS)
 LOST = replace(DEAD, state="PENDING", count=0)
 CRASHED = replace(DEAD, state="CRASHED")
+ASKED = replace(DEAD, state="CANCELLING")
+SOON = SETTLED_SECONDS - 1
 
 
 @pytest.mark.parametrize(
-    ("record", "correction"),
+    ("record", "dead", "living"),
     [
-        (DEAD, "resumes"),
-        (LOST, "resumes"),
-        (CRASHED, "resumes"),
-        (replace(CRASHED, seconds=0.0), "resumes"),
-        (replace(CRASHED, ours=False), "resumes"),  # of another machine, which has said so
-        (replace(DEAD, count=CRASHES), "resumes"),
-        (replace(DEAD, count=CRASHES + 1), "has crashed"),
-        (replace(DEAD, heals=False), "has crashed"),
-        (replace(CRASHED, count=CRASHES + 1), ""),
-        (replace(CRASHED, count=0), ""),  # its code cannot even be loaded
-        (replace(CRASHED, heals=False), ""),
-        (replace(CRASHED, seconds=8 * DAY), ""),
-        (replace(DEAD, seconds=8 * DAY), "resumes"),  # a machine was off for so long
-        (replace(DEAD, ours=False), ""),  # its process is elsewhere
-        (replace(DEAD, seconds=SETTLED_SECONDS - 1), ""),  # its worker may be about to say how it ended
-        (replace(LOST, seconds=SETTLED_SECONDS - 1), ""),  # its worker may be about to start it
+        (DEAD, "resumes", ""),
+        (LOST, "resumes", ""),
+        (CRASHED, "resumes", "runs"),
+        (replace(CRASHED, seconds=0.0), "resumes", ""),  # if it lives, it may be ending
+        (replace(CRASHED, ours=False), "resumes", "runs"),  # of another machine, which has said so
+        (replace(DEAD, count=CRASHES), "resumes", ""),
+        (replace(DEAD, count=CRASHES + 1), "has crashed", ""),
+        (replace(DEAD, heals=False), "has crashed", ""),
+        (replace(CRASHED, count=CRASHES + 1), "", "runs"),
+        (replace(CRASHED, count=0), "", "runs"),  # its code cannot even be loaded
+        (replace(CRASHED, heals=False), "", "runs"),
+        (replace(CRASHED, seconds=8 * DAY), "", "runs"),
+        (replace(DEAD, seconds=8 * DAY), "resumes", ""),  # a machine was off for so long
+        (replace(DEAD, ours=False), "", ""),  # its process is elsewhere
+        (replace(DEAD, seconds=SOON), "", ""),  # its worker may be about to say how it ended
+        (replace(LOST, seconds=SOON), "", ""),  # its worker may be about to start it
+        (ASKED, "is cancelled", "is cancelled"),  # nobody heard of it
+        (replace(ASKED, ours=False), "", ""),
+        (replace(ASKED, seconds=SOON), "", ""),  # its worker may be about to do it
     ],
 )
-def test_a_run_without_a_process_goes_on_or_ends(record: Record, correction: str) -> None:
-    assert correction_of(record, lives=False) == correction
-
-
-@pytest.mark.parametrize("lives", [True, False])
-def test_a_run_whose_cancellation_nobody_heard_is_cancelled(lives: bool) -> None:
-    asked = replace(DEAD, state="CANCELLING")
-    assert correction_of(asked, lives=lives) == "is cancelled"
-    assert correction_of(replace(asked, ours=False), lives=lives) == ""
-    assert (
-        correction_of(replace(asked, seconds=SETTLED_SECONDS - 1), lives=lives) == ""
-    )  # its worker may be about to do it
-
-
-@pytest.mark.parametrize(
-    ("record", "correction"),
-    [
-        (DEAD, ""),
-        (LOST, ""),
-        (CRASHED, "runs"),
-        (replace(CRASHED, count=CRASHES + 1, heals=False, ours=False), "runs"),
-        (replace(CRASHED, seconds=SETTLED_SECONDS - 1), ""),  # it may be ending
-    ],
-)
-def test_a_run_whose_process_lives_is_left_alone_or_runs(record: Record, correction: str) -> None:
-    assert correction_of(record, lives=True) == correction
+def test_the_record_of_a_run_follows_its_process(record: Record, dead: str, living: str) -> None:
+    assert (correction_of(record, lives=False), correction_of(record, lives=True)) == (dead, living)
 
 
 @contextmanager

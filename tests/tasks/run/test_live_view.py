@@ -29,7 +29,7 @@ import logging, sys, time
 from rlcore import progress
 from rlcore.tasks.run import live_view
 from rlcore.tasks.run.prefect_bridge import report_progress
-live_view.PLAIN_SECONDS = 0.2
+live_view.PLAIN_SECONDS, live_view.REDRAWS = 0.05, 40.0
 draws = []
 def counted(draw):
     return lambda view: (draw(view), draws.append(draw))[0]
@@ -84,7 +84,7 @@ def run_on_terminal() -> str:
 
 def test_a_terminal_shows_progress_speed_reward_and_the_time_left_below_the_lines() -> None:
     screen = run_on_terminal()
-    for part in ("grpo iterations", "3/4", "reward 0.750", "truncated 4%", "1,234 tokens/s", "▁", "█", "left", "\x1b["):
+    for part in ("grpo iterations", "3/4", "reward 0.750", "truncated 4%", "1,234 tokens/s", "━", "left", "\x1b["):
         assert part in screen, part
     for part in ("0/4", "grpo rollout", "/9 answers"):  # before the first iteration is done
         assert part in screen[: screen.index("iteration 1 is done")], part

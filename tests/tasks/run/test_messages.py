@@ -105,7 +105,7 @@ def hook(*, answers: int = 200, port: int = 0) -> Iterator[tuple[int, list[dict[
         def log_message(self, *_: Any) -> None: ...
 
     server = HTTPServer(("127.0.0.1", port), Handler)
-    thread = Thread(target=server.serve_forever)
+    thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield server.server_port, got

@@ -23,13 +23,14 @@ from rlcore.tasks.run.leases import LEASE_TAG, hold_lease
 from rlcore.tasks.run.pages import page_folder
 from rlcore.tasks.run.pipeline import is_unfinished, open_pipeline, open_pipeline_run, run_pipeline
 from rlcore.tasks.run.prefect_bridge import FlowRun
-from rlcore.tasks.run.retrain import nearest, recipe_of
+from rlcore.tasks.run.retrain import recipe_of
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import write_json
-from rlcore.tasks.tracking.lineage import Ancestor
+from rlcore.tasks.tracking.lineage import Ancestor, nearest
 from rlcore.tasks.tracking.runs import PARENT_TAG, RunTracker, Tracker, open_tracker
+from tests.tasks.homes import copy_home, new_home
 from tests.tasks.run.toy_stages import DATA, RL, SFT, Section, calls, config, rl_section
 from tests.toys import ToyConfig, no_sections
 
@@ -40,7 +41,7 @@ def look(context: StageContext) -> StageResult:
     return StageResult(metrics={})
 
 
-OTHER = Stage(name="other", version=1, kind="x", run=look, sections=rl_section)
+OTHER = Stage(name="other", artifact="x", run=look, sections=rl_section)
 STAGES = (RL, OTHER, SFT, DATA)
 
 
@@ -80,6 +81,14 @@ def test_a_first_run_computes_everything_a_second_nothing_and_a_plan_writes_noth
     calls.clear()
     assert run_toy(tracked_home) == first  # the results of another preset have not taken their place
     assert calls == []
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory, _empty_mlflow_database: Path) -> Home:
+    """A home in which the pipeline has run."""
+    with new_home(tmp_path_factory.mktemp("ran"), _empty_mlflow_database) as home:
+        run_toy(home)
+    return home
 
 
 def test_a_run_begins_with_its_machine_and_warns_of_a_precision_that_the_processor_computes_slowly(
@@ -125,12 +134,11 @@ def test_a_run_begins_with_its_machine_and_warns_of_a_precision_that_the_process
     ],
 )  # fmt: skip
 def test_the_plan_says_what_then_happens(
-    tracked_home: Home, changed: dict[str, Any], expected: dict[str, tuple[str, str]], reruns: list[str]
+    ran: Home, home: Home, changed: dict[str, Any], expected: dict[str, tuple[str, str]], reruns: list[str]
 ) -> None:
-    run_toy(tracked_home)
-    assert states(tracked_home, **changed) == expected
-    calls.clear()
-    run_toy(tracked_home, **changed)
+    copy_home(ran, home)
+    assert states(home, **changed) == expected
+    run_toy(home, **changed)
     assert calls == reruns
 
 
@@ -288,7 +296,7 @@ def draw(result: Result, folder: Path) -> str:
     return text
 
 
-GATE = Stage(name="gate", version=1, kind="report", run=measure, sections=no_sections, render_page=draw)
+GATE = Stage(name="gate", artifact="report", run=measure, sections=no_sections, render_page=draw)
 
 
 def run_gate(home: Home, stage: Stage, name: str = "toy") -> str:

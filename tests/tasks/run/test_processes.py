@@ -37,7 +37,7 @@ RUN = """
 import subprocess, sys, time
 from pathlib import Path
 from rlcore.tasks.run import interrupts
-interrupts.PATIENCE = 0.5
+interrupts.PATIENCE = 0.1
 child = subprocess.Popen({sleeper!r})
 try:
     with interrupts.interruptible(), interrupts.track_stage("grpo", Path({work!r})):
@@ -77,13 +77,10 @@ def test_a_signal_ends_the_process_and_its_children(tmp_path: Path, number: sign
 
 
 def test_what_does_not_end_by_itself_is_left_behind_after_a_while(tmp_path: Path) -> None:
+    assert interrupts.PATIENCE <= 4.0
     process, child = started(tmp_path, "time.sleep(600)")
     process.send_signal(signal.SIGINT)
     assert_ended(process, child, 130)
-
-
-def test_what_does_not_end_is_left_behind_within_five_seconds() -> None:
-    assert interrupts.PATIENCE <= 4.0
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
@@ -183,9 +180,6 @@ def toy_flow(fail: bool = False) -> dict[str, Any]:
 
 def test_inline_a_task_is_its_function_and_a_flow_too(home: Home) -> None:
     assert call_flow(toy_flow) == {"done": [1, 2], "total": 1.5, "run": None}
-
-
-def test_inline_an_error_is_the_error_itself(home: Home) -> None:
     with pytest.raises(TrainingError, match="the machine burns"):
         call_flow(toy_flow, fail=True)
 
@@ -208,26 +202,23 @@ def test_a_log_line_of_another_thread_is_on_the_page_of_its_stage() -> None:
     assert sorted(words) == sorted(("mine", f"grpo: {number}") for number in range(20))
 
 
-def test_tasks_run_without_importing_prefect(home: Home) -> None:
+def test_tasks_stages_and_lineage_import_neither_prefect_nor_mlflow_nor_torch(home: Home) -> None:
+    # Two read their settings when they are imported, and all cost seconds: no inline run may pay for Prefect.
     code = """
-import sys
+import sys, rlcore.tasks.run.pipeline, rlcore.tasks.tracking.lineage
 from rlcore.tasks.run.prefect_bridge import report_markdown, report_progress, task
 @task(name="t", run_name="t {x}")
 def t(x): return x + 1
 report_progress("p", 1, 2); report_markdown("t", "text")
 assert t(1) == 2
-print("prefect" in sys.modules)
+print([name for name in ("prefect", "mlflow", "torch") if name in sys.modules])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=dict(os.environ), check=True
-    )
-    assert done.stdout.strip() == "False"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9/api", "nonsense"])
 def test_a_server_that_is_away_is_one_error(url: str, home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    from prefect.settings import PREFECT_API_URL, temporary_settings
-
     monkeypatch.setenv("RLCORE_ENGINE", "prefect")
     with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ServiceError) as caught:
         call_flow(toy_flow)

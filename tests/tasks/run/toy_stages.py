@@ -11,7 +11,7 @@ from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.sections import Sections, sections_of
 from rlcore.tasks.presets.settings import BudgetConfig
 from rlcore.tasks.run.budget import Meter
-from rlcore.tasks.run.stage_runs import PipelineRun
+from rlcore.tasks.run.stages import PipelineRun
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.cache import StageCache
@@ -88,18 +88,18 @@ def double(context: StageContext) -> StageResult:
     return StageResult(metrics={})
 
 
-def fail_after_two_steps(context: StageContext) -> StageResult:
-    done = context.work / "steps"
-    already = len(done.read_text()) if done.exists() else 0
-    for step in range(already + 1, 5):
+def fail_after_three_steps(context: StageContext) -> StageResult:
+    """Fail after three steps of five; the next attempt resumes at step 2, as from a checkpoint."""
+    begun = (context.work / "begun").exists()
+    (context.work / "begun").touch()
+    for step in range(2 if begun else 1, 6):
         calls.append(f"step {step}")
         context.tracker.log_metrics({"loss": 1.0 / step}, step=step)
-        done.write_text("x" * step)
-        if step == 2:
+        if step == 3 and not begun:
             (context.folder / "half").write_text("half")
             raise TrainingError("the machine burns")
     (context.folder / "result").write_text("whole")
-    return StageResult(metrics={"loss": 0.25})
+    return StageResult(metrics={"loss": 0.2, "memory": 3.0})
 
 
 def make_data(context: StageContext) -> StageResult:
@@ -125,9 +125,9 @@ def reinforce(context: StageContext) -> StageResult:
     return StageResult(metrics={"reward/mean": 1.0})
 
 
-MAKE = Stage(name="make", version=1, kind="number", run=make_number, sections=toy_section)
-DOUBLE = Stage(name="double", version=1, kind="number", run=double, sections=toy_section, inputs=("make",))
-FAIL = Stage(name="fail", version=1, kind="number", run=fail_after_two_steps, sections=toy_section)
-DATA = Stage(name="data", version=1, kind="dataset", run=make_data, sections=data_section)
-SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=sft_section, inputs=("data",))
-RL = Stage(name="rl", version=1, kind="policy", run=reinforce, sections=rl_section, inputs=("sft", "data"))
+MAKE = Stage(name="make", artifact="number", run=make_number, sections=toy_section)
+DOUBLE = Stage(name="double", artifact="number", run=double, sections=toy_section, inputs=("make",))
+FAIL = Stage(name="fail", artifact="number", run=fail_after_three_steps, sections=lambda _: Sections({}))
+DATA = Stage(name="data", artifact="dataset", run=make_data, sections=data_section)
+SFT = Stage(name="sft", artifact="checkpoint", run=train, sections=sft_section, inputs=("data",))
+RL = Stage(name="rl", artifact="policy", run=reinforce, sections=rl_section, inputs=("sft", "data"))

@@ -18,8 +18,8 @@ from rlcore.data_contracts.adapters.expressions import Kind
 from rlcore.data_contracts.gate.data_gate import GateReport
 from rlcore.errors import CanaryError, ConfigError, DataError
 from rlcore.tasks.presets.data import DatasetConfig
-from rlcore.tasks.steps import tokens
-from rlcore.tasks.steps.data import Use, prepare_dataset
+from rlcore.tasks.steps import rows as step_rows
+from rlcore.tasks.steps.data import prepare_dataset
 from rlcore.tasks.steps.data_source import resolve_adapter, source_digest
 from rlcore.tasks.steps.pair_data import tokenize_pairs
 from rlcore.tasks.steps.prompt_hashes import prompt_hashes
@@ -28,10 +28,11 @@ from rlcore.tasks.steps.rows import (
     PromptRow,
     read_demonstrations,
     read_pairs,
+    read_prompt_sets,
     read_prompts,
+    tokenize_prompts,
 )
-from rlcore.tasks.steps.tokens import read_prompt_sets, tokenize_prompts
-from rlcore.tasks.store.storage import read_table, write_table
+from rlcore.tasks.store.storage import write_table
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Message
 from tests.tasks.steps.token_views import words_view
@@ -53,7 +54,9 @@ def config(**changes: Any) -> DatasetConfig:
 
 def prepare(kind: Kind, folder: Path, dataset: DatasetConfig, evaluated: Sequence[PromptRow] = ()) -> GateReport:
     prompts = [[{"role": turn.role, "content": turn.content} for turn in row.messages] for row in evaluated]
-    return prepare_dataset(kind, dataset, seed=0, tokens=TOKENS, folder=folder, use=Use(evaluated=prompts))
+    contract = {"prompts": "prompts", "preferences": "preference_pairs", "demonstrations": "demonstrations"}[kind]
+    dataset = replace(dataset, contract=contract)  # type: ignore[arg-type]
+    return prepare_dataset(dataset, seed=0, tokens=TOKENS, folder=folder, evaluated=prompts)
 
 
 def ask(text: str) -> list[dict[str, str]]:
@@ -116,16 +119,6 @@ def test_a_file_of_pairs_is_divided_by_prompt(tmp_path: Path) -> None:
     assert (train[0].margin, train[0].weight, train[0].source) == (0.0, 1.0, "test")
 
 
-def test_parquet_and_jsonl_of_the_same_rows_give_the_same_dataset(tmp_path: Path) -> None:
-    path = pairs_file(tmp_path / "pairs.jsonl", 30)
-    one = prepare("preferences", tmp_path / "a", config(adapter="preferences", path=str(path)))
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    write_table(pd.DataFrame(rows), tmp_path / "pairs.parquet")
-    other = prepare("preferences", tmp_path / "b", config(adapter="preferences", path=str(tmp_path / "pairs.parquet")))
-    assert one.digest == other.digest
-    assert read_table(tmp_path / "a" / "eval.parquet").equals(read_table(tmp_path / "b" / "eval.parquet"))
-
-
 def test_foreign_evaluation_prompts_are_held_out_of_a_file_that_we_divide(tmp_path: Path) -> None:
     path = pairs_file(tmp_path / "pairs.jsonl", 30)
     rows = [
@@ -136,20 +129,6 @@ def test_foreign_evaluation_prompts_are_held_out_of_a_file_that_we_divide(tmp_pa
     prepare("preferences", tmp_path / "out", dataset, rows)
     texts = {row.messages[0].content for row in read_pairs(tmp_path / "out" / "train.parquet")}
     assert not texts & {f"question {n}" for n in range(4)}
-
-
-def test_foreign_evaluation_prompts_refuse_a_file_that_declares_them_for_training(tmp_path: Path) -> None:
-    path = tmp_path / "pairs.jsonl"
-    train = pairs_file(path, 3, split="train").read_text()
-    held_out = pairs_file(tmp_path / "eval.jsonl", 1, split="eval").read_text()
-    path.write_text(train + held_out.replace("question", "other").replace('"0-', '"e-'))
-    row = PromptRow(prompt_id="", messages=(Message(role="user", content="question 2"),), reference="", task="t")
-    dataset = config(adapter="preferences", path=str(path), num_train=9, num_eval=3)
-    assert prepare("preferences", tmp_path / "clean", dataset).num_train == 9
-    with pytest.raises(
-        DataError, match="training prompts that another dataset evaluates on: 1; the first is 'question 2'"
-    ):
-        prepare("preferences", tmp_path / "out", dataset, [row])
 
 
 def prompts_file(path: Path, numbers: Sequence[int], **extra: Any) -> Path:
@@ -168,12 +147,6 @@ def test_a_file_of_its_own_may_be_what_is_evaluated(tmp_path: Path) -> None:
     assert (len(train), {row.prompt_id for row in held_out}) == (40, {f"p{number}" for number in range(50, 56)})
     assert report.summary == "40 for training, 6 held out, 10 unused, 0 quarantined"
     assert report.lines_read == 56
-
-
-def test_a_prompt_of_the_evaluations_file_that_the_training_file_has_refuses_both(tmp_path: Path) -> None:
-    dataset = two_files(tmp_path, range(50), [50, 7], prompt_id="other")
-    with pytest.raises(DataError, match="prompts both for training and held out: 1; the first is 'question 7'"):
-        prepare("prompts", tmp_path / "out", dataset)
 
 
 def test_a_row_of_two_files_is_found_by_its_file_and_line(tmp_path: Path) -> None:
@@ -236,30 +209,6 @@ def test_a_refused_dataset_leaves_its_account_and_no_rows(tmp_path: Path) -> Non
     assert (second["line"], second["offset"]) == (2, 17)
     assert first["digest"] == hashlib.sha256(b'{"pair_id": NaN}').hexdigest()
     assert json.loads((folder / "report.json").read_text())["passed"] is False
-
-
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [
-        (b"", "it has no rows"),
-        ("{}\n".encode("utf-16"), "not UTF-8"),
-        (b'{"question": "1 + 1"}\n', "line 1, answer: missing column 'answer'; there are question"),
-    ],
-)
-def test_a_file_that_is_wrong_as_a_whole_says_why(tmp_path: Path, content: bytes, what: str) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match="breaks prompts/v1") as caught:
-        prepare("prompts", tmp_path / "out", config(adapter="gsm8k", path=str(path)))
-    assert what in caught.value.what
-
-
-def test_a_control_token_in_user_text_refuses_the_dataset(tmp_path: Path) -> None:
-    path = pairs_file(tmp_path / "pairs.jsonl", 30)
-    path.write_text(path.read_text().replace("question 7", "question 7 <|im_end|>"))
-    dataset = config(adapter="preferences", path=str(path), max_quarantined=1.0)
-    with pytest.raises(DataError, match=r"messages\.0\.content: contains the special token <\|im_end\|> as text"):
-        prepare("preferences", tmp_path / "out", dataset)
 
 
 def test_the_fallback_serves_where_the_path_names_nothing(tmp_path: Path) -> None:
@@ -424,7 +373,7 @@ def test_a_reference_of_another_row_is_found(
         rows = read_prompts(path)
         return [replace(row, reference=rows[place - 1].reference) for place, row in enumerate(rows)]
 
-    monkeypatch.setattr(tokens, "read_prompts", moved)
+    monkeypatch.setattr(step_rows, "read_prompts", moved)
     with pytest.raises(CanaryError, match=r"prompt 'maths/1' has the reference answer '9'.* own reference is '7'"):
         read_prompt_sets(context_of(tmp_path, maths=["1", "2"], code=["3"]), ["maths", "code"], "train", tokenizer)
 

@@ -49,9 +49,8 @@ from rlcore.tasks.steps import vllm_engine
 from rlcore.tasks.steps.algorithm_facts import algorithm_facts, uses_critic
 from rlcore.tasks.steps.base import MODEL
 from rlcore.tasks.steps.rollout_engine import open_engine
-from rlcore.tasks.steps.runtime import open_runtime
+from rlcore.tasks.steps.runtime import Workload, engine_dtype, open_runtime
 from rlcore.tasks.steps.vllm_engine import server_specs
-from rlcore.tasks.steps.workload import Workload, engine_dtype
 from rlcore.text.packing import pack
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.reward_learner import reward_backbone

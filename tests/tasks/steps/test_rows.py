@@ -16,8 +16,7 @@ from rlcore.errors import DataError
 from rlcore.tasks.presets.data import DatasetConfig
 from rlcore.tasks.presets.graph import FUNCTION, Graders
 from rlcore.tasks.steps import references
-from rlcore.tasks.steps.code_tasks import test_suite_filter as suite_filter
-from rlcore.tasks.steps.data import prepare_dataset
+from rlcore.tasks.steps.data import SCREENS, prepare_dataset
 from rlcore.tasks.steps.pair_data import half_of, read_gold_pairs, read_pair_data
 from rlcore.tasks.steps.references import references_screen, unusable
 from rlcore.tasks.steps.rows import PairRow, read_prompts
@@ -187,7 +186,7 @@ def test_rows_whose_tests_do_not_work_are_quarantined_with_the_reason(tmp_path: 
     )
     folder = tmp_path / "snapshot"
     folder.mkdir()
-    report = prepare_dataset("prompts", config, seed=0, tokens=words_view(4), folder=folder)
+    report = prepare_dataset(config, seed=0, tokens=words_view(4), folder=folder)
     assert (report.contract, report.accepted, report.quarantined) == ("code_tasks/v1", 4, 3)
     assert report.reasons == {
         "its solution does not pass its tests": 2,
@@ -223,7 +222,7 @@ CONSTANT: list[tuple[dict[str, Any], str]] = [
 
 def test_a_program_that_always_answers_the_same_must_fail() -> None:
     require_bubblewrap()
-    with suite_filter() as screen:
+    with SCREENS["tests"]() as screen:
         found = screen([task(2, **fields)["reference"] for fields, _ in CONSTANT])
     assert [found.get(place, "") for place in range(len(CONSTANT))] == [reason for _, reason in CONSTANT]
 
@@ -236,7 +235,7 @@ def test_rows_of_public_sets_are_tasks_whose_solutions_pass() -> None:
         ("apps", {**ROWS["apps"], "solutions": ["def f(x): return 2 * x"]}),
     ]
     tasks = [ADAPTERS[name].rows["prompts"](row)[0]["reference"] for name, row in found]
-    with suite_filter() as screen:
+    with SCREENS["tests"]() as screen:
         assert screen(tasks) == {}
         assert [*screen([each.replace("2 *", "3 *").replace("2*", "3*") for each in tasks])] == [2, 3, 4, 5]
 
@@ -272,7 +271,7 @@ def test_a_rejected_solution_names_the_test_what_it_gave_and_what_was_expected()
     given = [
         fields | ({"tests": numbers} if fields.get("style") == "stdin" else {}) for fields, _ in SOLUTIONS.values()
     ]
-    with suite_filter() as screen:
+    with SCREENS["tests"]() as screen:
         found = screen([task(2, **fields)["reference"] for fields in given])
     for place, (name, (_, expected)) in enumerate(SOLUTIONS.items()):
         reason = found.get(place, "").removeprefix("its solution does not pass its tests: ")

@@ -106,7 +106,7 @@ def test_committing_again_repairs_a_damaged_artifact(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "artifacts" / "thing").iterdir()] == [ref.sha256]
 
 
-def test_an_empty_folder_and_a_link_which_points_out_of_the_artifact_are_refused(tmp_path: Path) -> None:
+def test_an_empty_folder_a_link_that_points_out_of_it_and_a_half_written_file_are_refused(tmp_path: Path) -> None:
     folder, store = tmp_path / "new", ArtifactStore(tmp_path)
     folder.mkdir()
     with pytest.raises(StorageError, match="wrote no file"):
@@ -114,6 +114,10 @@ def test_an_empty_folder_and_a_link_which_points_out_of_the_artifact_are_refused
     write(folder, {"a": b"1"})
     (folder / "link").symlink_to("/etc/hostname")
     with pytest.raises(StorageError, match="link or a special file"):
+        store.commit(folder, kind="thing")
+    (folder / "link").unlink()
+    (folder / ".a.0123abcd.tmp").write_text("1")
+    with pytest.raises(StorageError, match="never finished"):
         store.commit(folder, kind="thing")
 
 

@@ -15,8 +15,8 @@ from rlcore.errors import ConfigError, PromotionError, StorageError
 from rlcore.tasks.promotion.approvers import sign, verify
 from rlcore.tasks.store.audit_log import AuditEntry, audit_path, chain_errors, read_entries, record_action
 from rlcore.tasks.store.passwords import draw, passwords, write_private
-from rlcore.tasks.store.prices import Prices, kind_of_machine, prices_path, read_prices
 from rlcore.tasks.store.settings import Home
+from rlcore.tasks.store.toml_files import Prices, kind_of_machine, prices_path, read_prices
 from tests.ssh_keys import allowed, make_key
 
 

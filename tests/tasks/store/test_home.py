@@ -6,7 +6,6 @@ import json
 import os
 import sqlite3
 import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,15 +123,6 @@ def test_prefect_is_the_default_engine_and_others_are_refused(monkeypatch: pytes
         engine_name()
 
 
-def test_stages_engine_and_lineage_import_neither_prefect_nor_mlflow_nor_torch() -> None:
-    # Both read their settings when they are imported, and cost seconds: no inline run may pay for Prefect.
-    heavy = "('prefect', 'mlflow', 'torch')"
-    modules = "rlcore.tasks.run.pipeline, rlcore.tasks.tracking.lineage"
-    code = f"import sys, {modules}; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
 def test_the_user_of_postgresql_passes_through_a_home(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "_is_passed", lambda _: True)
     home.pages.mkdir()
@@ -246,20 +236,11 @@ def test_tables_that_were_being_made_when_the_same_version_was_killed_are_finish
 
 
 def make_older(home: Home) -> str:
-    """MLflow's tables as one version before had them, with an experiment; their schema."""
+    """Leave the newest migration of MLflow's tables out, and put an experiment in them; return their schema."""
     from alembic import command
-    from alembic.script import ScriptDirectory
     from mlflow.store.db.utils import _get_alembic_config
-    from mlflow.store.tracking.dbmodels.initial_models import Base
-    from sqlalchemy import create_engine
 
-    engine = create_engine(home.tracking_uri)
-    Base.metadata.create_all(engine)
-    config = _get_alembic_config(home.tracking_uri)
-    newest = ScriptDirectory.from_config(config).get_revision("head")
-    assert newest is not None
-    command.upgrade(config, str(newest.down_revision))
-    engine.dispose()
+    command.downgrade(_get_alembic_config(home.tracking_uri), "-1")
     with closing(sqlite3.connect(home.root / "mlflow.db")) as database:
         insert = "INSERT INTO experiments (name, artifact_location, lifecycle_stage) VALUES ('kept', 'x', 'active')"
         database.execute(insert)
@@ -267,18 +248,20 @@ def make_older(home: Home) -> str:
     return databases(home)[0].schema
 
 
-def test_the_command_copies_an_older_database_and_brings_it_up(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
-    before = make_older(home)
-    rewrite(home, mlflow="1.0")
+def test_the_command_copies_an_older_database_and_brings_it_up(
+    tracked_home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = make_older(tracked_home)
+    rewrite(tracked_home, mlflow="1.0")
     assert main(["lineage", "any/1"]) == 1
     assert "rlcore upgrade" in capsys.readouterr().err
-    assert databases(home)[0].schema == before
+    assert databases(tracked_home)[0].schema == before
     assert main(["upgrade"]) == 0
-    copy = home.root / "backups" / f"mlflow-{before}.db"
+    copy = tracked_home.root / "backups" / f"mlflow-{before}.db"
     assert str(copy) in capsys.readouterr().out
     with closing(sqlite3.connect(copy)) as database:
         assert database.execute("SELECT version_num FROM alembic_version").fetchone() == (before,)
-    assert open_tracker(home).client.get_experiment_by_name("kept") is not None
+    assert open_tracker(tracked_home).client.get_experiment_by_name("kept") is not None
     assert main(["upgrade"]) == 0
     assert "every database is of the installed versions" in capsys.readouterr().out
 

@@ -26,11 +26,9 @@ from rlcore.extras import install_command
 from rlcore.flows.cli.app import main
 from rlcore.tasks.operations import doctor
 from rlcore.tasks.operations.doctor import GIB, DoctorCheck
-from rlcore.tasks.store.logs import UserErrors, shorten_user_errors
 from rlcore.tasks.store.markdown import code, code_cell, on_terminal, plain
-from rlcore.tasks.store.nested import flatten
-from rlcore.tasks.store.settings import Home
-from rlcore.tasks.store.storage import is_full_disk, raise_on_full_disk
+from rlcore.tasks.store.settings import Home, UserErrors, shorten_user_errors
+from rlcore.tasks.store.storage import flatten, is_full_disk, raise_on_full_disk
 from tests.markup import ATTACK, assert_is_text, read_markdown
 
 

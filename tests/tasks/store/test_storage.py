@@ -1,4 +1,4 @@
-"""Files: atomic writes, locks, temporary folders, and writes in the background."""
+"""Files: atomic writes, locks, and temporary folders."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rlcore.errors import StorageError
 from rlcore.tasks.store import storage
-from rlcore.tasks.store.locks import file_lock, is_held, locked_file
-from rlcore.tasks.store.scratch import announced, remove_left, scratch_folder
+from rlcore.tasks.store.locks import announced, file_lock, is_held, locked_file, remove_left, scratch_folder
 from rlcore.tasks.store.settings import Home, configure_environment
 from rlcore.tasks.store.storage import (
     read_column,
@@ -36,8 +32,6 @@ from rlcore.tasks.store.storage import (
     write_json,
     write_table,
 )
-from rlcore.tasks.tracking.runs import MAX_WAITING, BackgroundWriter
-from tests.waiting import LONG
 
 TURNS = [{"role": "user", "content": "3 + 4"}, {"role": "assistant", "content": "7 ✓"}]
 
@@ -277,8 +271,8 @@ def test_a_folder_that_is_missing_is_an_error_with_its_place(tmp_path: Path) -> 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from rlcore.models.unfinished import unfinished_folder
-from rlcore.tasks.store.scratch import announced, scratch_folder
+from rlcore.models.files import unfinished_folder
+from rlcore.tasks.store.locks import announced, scratch_folder
 work, place = map(Path, sys.argv[1:])
 with scratch_folder(work) as folder, announced(work, place, ".tmp-out-"):
     (folder / "weights").touch()
@@ -315,57 +309,9 @@ def test_what_a_living_command_works_in_stays_and_is_gone_when_it_ends(home: Hom
 
 
 def test_a_folder_of_a_living_process_stays_though_a_dead_one_announced_the_same(home: Home, tmp_path: Path) -> None:
-    from rlcore.models.unfinished import unfinished_folder
+    from rlcore.models.files import unfinished_folder
 
     kill_one(home.work, tmp_path)
     with unfinished_folder(tmp_path, ".tmp-out-") as living:
         remove_left(home.work)
         assert [path for path in tmp_path.iterdir() if path.name.startswith(".tmp-")] == [living]
-
-
-@pytest.fixture
-def writer() -> BackgroundWriter:
-    return BackgroundWriter()
-
-
-def test_the_caller_goes_on_while_a_job_works_and_waits_when_too_many_do(writer: BackgroundWriter) -> None:
-    may_go = threading.Event()
-    try:
-        for _ in range(MAX_WAITING):
-            writer.submit(may_go.wait)  # none of them is done before may_go
-        one_more = threading.Thread(target=partial(writer.submit, may_go.wait))
-        one_more.start()
-        one_more.join(0.2)
-        assert one_more.is_alive()
-    finally:
-        may_go.set()
-    one_more.join(LONG)
-    assert not one_more.is_alive()
-    writer.wait()
-
-
-@given(st.integers(1, 20), st.integers(0, 19))
-def test_after_a_job_that_failed_nothing_is_written_and_every_call_says_why(count: int, broken: int) -> None:
-    writer, done = BackgroundWriter(), []
-
-    def job(number: int) -> None:
-        if number == broken:
-            raise OSError("the server is gone")
-        done.append(number)
-
-    def submit_all() -> None:
-        for number in range(count):
-            writer.submit(partial(job, number))
-        writer.wait()
-
-    if broken >= count:
-        submit_all()
-        assert done == list(range(count))
-        return
-    with pytest.raises(OSError, match="the server is gone"):
-        submit_all()
-    for call in (partial(writer.submit, partial(job, -1)), writer.wait):
-        with pytest.raises(OSError, match="the server is gone"):
-            call()
-    writer.close()  # ends the thread all the same
-    assert done == list(range(broken))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from threading import Barrier
 
 import pytest
@@ -29,6 +30,7 @@ from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.lineage import find_lineage, tree_text
 from rlcore.tasks.tracking.runs import open_tracker
 from rlcore.tasks.tracking.traces import Step, Trace, log_traces
+from tests.tasks.homes import copy_home, new_home
 from tests.toys import ToyConfig, no_sections
 
 
@@ -56,21 +58,27 @@ def iterate(context: StageContext) -> StageResult:
     return dataclasses.replace(train(context), rows=4)
 
 
-ROWS = Stage(name="rows", version=1, kind="dataset", run=rows, sections=no_sections, source_digest=rows_digest)
-SFT = Stage(name="sft", version=1, kind="checkpoint", run=train, sections=hardware, inputs=("rows",), registered_as="1")
-GRPO = Stage(
-    name="grpo", version=1, kind="policy", run=iterate, sections=hardware, inputs=("sft", "rows"), registered_as="2"
-)
+ROWS = Stage(name="rows", artifact="dataset", run=rows, sections=no_sections, source_digest=rows_digest)
+SFT = Stage(name="sft", artifact="checkpoint", run=train, sections=hardware, inputs=("rows",), registered_as="1")
+GRPO = Stage(name="grpo", artifact="policy", run=iterate, sections=hardware, inputs=("sft", "rows"), registered_as="2")
+
+
+@pytest.fixture(scope="module")
+def made(
+    tmp_path_factory: pytest.TempPathFactory, _empty_mlflow_database: Path
+) -> tuple[Home, Mapping[str, ArtifactRef]]:
+    with new_home(tmp_path_factory.mktemp("made"), _empty_mlflow_database) as home:
+        return home, run_pipeline([ROWS, SFT, GRPO], ToyConfig.run(), ["grpo"], home=home, experiment="toy")
 
 
 @pytest.fixture
-def refs(tracked_home: Home) -> Mapping[str, ArtifactRef]:
-    config = ToyConfig.run()
-    return run_pipeline([ROWS, SFT, GRPO], config, ["grpo"], home=tracked_home, experiment="toy")
+def refs(made: tuple[Home, Mapping[str, ArtifactRef]], home: Home) -> Mapping[str, ArtifactRef]:
+    copy_home(made[0], home)
+    return made[1]
 
 
-def test_a_model_is_traced_to_the_digest_of_its_rows(tracked_home: Home, refs: Mapping[str, ArtifactRef]) -> None:
-    tags, root = find_lineage(tracked_home, "toy-2/1")
+def test_a_model_is_traced_to_the_digest_of_its_rows(home: Home, refs: Mapping[str, ArtifactRef]) -> None:
+    tags, root = find_lineage(home, "toy-2/1")
     assert (root.stage, root.sha256) == ("grpo", refs["grpo"].sha256)
     sft, data = root.parents
     assert (sft.stage, data.stage) == ("sft", "rows")
@@ -90,22 +98,22 @@ def test_a_model_is_traced_to_the_digest_of_its_rows(tracked_home: Home, refs: M
     assert [line.split()[0] for line in text.splitlines()[-4:]] == ["grpo", "sft", "rows", "rows"]
 
 
-def test_a_result_without_a_record_stands_by_its_digest(tracked_home: Home, refs: Mapping[str, ArtifactRef]) -> None:
-    (record,) = (tracked_home.cache / "sft").glob("*.json")
+def test_a_result_without_a_record_stands_by_its_digest(home: Home, refs: Mapping[str, ArtifactRef]) -> None:
+    (record,) = (home.cache / "sft").glob("*.json")
     record.unlink()
-    _, root = find_lineage(tracked_home, "toy-2/1")
+    _, root = find_lineage(home, "toy-2/1")
     assert root.parents[0].facts == ("no record in this state directory",)
     assert root.parents[0].sha256 == refs["sft"].sha256
 
 
-def test_a_model_that_is_not_there_or_not_ours_is_an_error(tracked_home: Home, refs: Mapping[str, ArtifactRef]) -> None:
+def test_a_model_that_is_not_there_or_not_ours_is_an_error(home: Home, refs: Mapping[str, ArtifactRef]) -> None:
     for name in ("toy-2@champion", "toy-2/7", "nothing/1", "toy-2"):
         with pytest.raises(ModelError, match="no registered model"):
-            find_lineage(tracked_home, name)
-    (record,) = (tracked_home.cache / "grpo").glob("*.json")
+            find_lineage(home, name)
+    (record,) = (home.cache / "grpo").glob("*.json")
     record.unlink()
     with pytest.raises(ModelError, match="no stage of this state directory"):
-        find_lineage(tracked_home, "toy-2/1")
+        find_lineage(home, "toy-2/1")
 
 
 def test_traces_are_listed_in_their_order_with_their_tags_and_belong_to_their_run(tracked_home: Home) -> None:

@@ -8,8 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as parquet
 import pytest
 import yaml
 from huggingface_hub import ModelCard
@@ -34,6 +32,7 @@ from rlcore.tasks.tracking.registry import (
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 from tests.chat_models import MAX_NEW_TOKENS, QUESTIONS, conversation, make_checkpoint, our_answers
 from tests.registered import Killed, register_toy, register_versions, sealed
+from tests.tasks.homes import copy_home, new_home
 
 
 @pytest.fixture
@@ -87,17 +86,6 @@ def test_a_registration_that_was_killed_is_done_again_with_what_it_had_begun(
     assert (loaded / "config.json").read_text() == '{"hidden_size": 8}'
 
 
-def test_a_models_figures_name_the_data_that_they_were_measured_on(tracker: Tracker, tmp_path: Path) -> None:
-    path = tmp_path / "eval.parquet"
-    parquet.write_table(pa.table({"prompt_id": ["a"]}), path)
-    run = tracker.start_run("tiny/grpo", "stage", tags={})
-    version = register_model(run, checkpoint(tmp_path / "model"), name="tiny-sft", tags={"sha256": "ab"})
-    dataset = run.log_dataset(path, name="prompts", context="eval")
-    run.log_model_metrics(version.model_id, {"eval/accuracy": 0.5}, dataset=dataset)
-    (metric,) = tracker.client.get_logged_model(version.model_id).metrics
-    assert (metric.key, metric.value, metric.dataset_digest) == ("eval/accuracy", 0.5, dataset.digest)
-
-
 @pytest.fixture
 def versions(tracker: Tracker, tmp_path: Path) -> list[ModelVersion]:
     return register_versions(tracker, tmp_path / "model", "m")
@@ -135,14 +123,24 @@ def mlflow_model_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("artifact") / "model")
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, mlflow_model_checkpoint: Path, _empty_mlflow_database: Path) -> Home:
+    """A home with a chat model that is champion."""
+    with new_home(tmp_path_factory.mktemp("made"), _empty_mlflow_database) as home:
+        tracker = open_tracker(home)
+        package, sha256 = sealed(mlflow_model_checkpoint, CARD)
+        package = dataclasses.replace(package, facts={"preset": "tiny"})
+        run = tracker.start_run("tiny", "grpo", tags={})
+        set_alias(tracker, register_model(run, package, name=NAME, tags={"sha256": sha256}), "champion")
+    return home
+
+
 @pytest.fixture
-def champion(tracker: Tracker, mlflow_model_checkpoint: Path) -> ModelVersion:
-    run = tracker.start_run("tiny", "grpo", tags={})
-    package, sha256 = sealed(mlflow_model_checkpoint, CARD)
-    package = dataclasses.replace(package, facts={"preset": "tiny"})
-    version = register_model(run, package, name=NAME, tags={"sha256": sha256})
-    set_alias(tracker, version, "champion")
-    return version
+def champion(made: Home, home: Home) -> ModelVersion:
+    copy_home(made, home)
+    found = find_version(open_tracker(home), NAME, "champion")
+    assert found is not None
+    return found
 
 
 def files_of(home: Home) -> Path:
@@ -178,8 +176,8 @@ def test_pyfunc_answers_messages_greedily(champion: ModelVersion, mlflow_model_c
         assert answer["model"] == NAME
 
 
-def test_a_version_has_cards_and_no_local_path(champion: ModelVersion, tracked_home: Home, tmp_path: Path) -> None:
-    folder = files_of(tracked_home)
+def test_a_version_has_cards_and_no_local_path(champion: ModelVersion, home: Home, tmp_path: Path) -> None:
+    folder = files_of(home)
     record: dict[str, Any] = yaml.safe_load((folder / "MLmodel").read_text())
     assert "messages" in record["signature"]["inputs"]
     assert record["metadata"] == {"preset": "tiny", "task": "llm/v1/chat"}
@@ -190,7 +188,7 @@ def test_a_version_has_cards_and_no_local_path(champion: ModelVersion, tracked_h
     assert "Apache-2.0" in (folder / "LICENSE.txt").read_text()
     assert "transformers==" in (folder / "requirements.txt").read_text()
     texts = [path.read_text() for path in folder.rglob("*") if path.is_file() and path.suffix != ".safetensors"]
-    assert not [text for text in texts if "/tmp" in text or str(tmp_path) in text]
+    assert not [text for text in texts if "/tmp" in text or str(tmp_path.parent) in text]
     assert not list(folder.rglob("*.pkl"))
 
 
@@ -223,38 +221,38 @@ def card_file(home: Home) -> str:
     return path.read_text()
 
 
-def test_mlflows_page_shows_the_card(model_card_tracker: Tracker, tracked_home: Home) -> None:
+def test_mlflows_page_shows_the_card(model_card_tracker: Tracker, home: Home) -> None:
     shown = description(model_card_tracker)
     for title in ("Results", "Decision", "Training data", "License", "Intended use", "Limits", "Lineage", "Training"):
         assert f"\n## {title}\n" in shown
-    assert shown == body_of(card_file(tracked_home))
+    assert shown == body_of(card_file(home))
     assert "The base model's: Apache-2.0." in shown
     assert "`toy-sft` version 1 is the checkpoint of" in shown
     assert 'load_model("models:/toy-sft/1")' in shown and "champion" not in shown.partition("## Decision")[0]
 
 
-def test_a_card_gets_decision_and_rollback_once(model_card_tracker: Tracker, tracked_home: Home) -> None:
+def test_a_card_gets_decision_and_rollback_once(model_card_tracker: Tracker, home: Home) -> None:
     version = version_of(model_card_tracker)
     set_tags(
         model_card_tracker,
         version,
         {"verdict": "Better by *0.2* <b>", "promoted_over": "none", "rolled_back": "too rude"},
     )
-    refresh_cards(tracked_home, model_card_tracker, [version])
+    refresh_cards(home, model_card_tracker, [version])
     expected = r"Better by \*0.2\* &lt;b&gt; It became champion. It was rolled back: too rude"
     assert expected in description(model_card_tracker)
-    assert expected in card_file(tracked_home)
-    (path,) = tracked_home.mlartifacts.glob("toy/models/*/artifacts/model_card.md")
+    assert expected in card_file(home)
+    (path,) = home.mlartifacts.glob("toy/models/*/artifacts/model_card.md")
     path.unlink()
-    refresh_cards(tracked_home, model_card_tracker, [version])
+    refresh_cards(home, model_card_tracker, [version])
     assert not path.exists()
 
 
-def test_the_header_is_one_that_hubs_read(model_card_tracker: Tracker, tracked_home: Home) -> None:
+def test_the_header_is_one_that_hubs_read(model_card_tracker: Tracker, home: Home) -> None:
     source = f"hub:me/sums@{'a' * 40}"
-    (report,) = tracked_home.root.glob("artifacts/**/report.json")
+    (report,) = home.root.glob("artifacts/**/report.json")
     report.write_text(report.read_text().replace("my|sums.jsonl", source))
-    records = read_records(tracked_home)
+    records = read_records(home)
     rows, sft = (next(each for each in records if each.ref.kind == kind) for kind in ("dataset", "checkpoint"))
     inputs = {"sft": sft.ref.sha256, "rows": rows.ref.sha256}
     settings = {"confidence": 0.95, "num_sampled_problems": 64}
@@ -271,7 +269,7 @@ def test_the_header_is_one_that_hubs_read(model_card_tracker: Tracker, tracked_h
             "completion/length": 9.0,
         },
     )
-    written = write_card(tracked_home, (*records, evaluated), sft, name="toy-sft", version=1, tags={})
+    written = write_card(home, (*records, evaluated), sft, name="toy-sft", version=1, tags={})
     card = ModelCard(written.text)
     result, sampled = card.data.eval_results or []
     assert card.data.model_name == "toy-sft"
@@ -282,10 +280,10 @@ def test_the_header_is_one_that_hubs_read(model_card_tracker: Tracker, tracked_h
     assert card.data.datasets == ["me/sums"]
 
 
-def test_a_long_card_is_cut_at_a_line_in_mlflows_page(model_card_tracker: Tracker, tracked_home: Home) -> None:
+def test_a_long_card_is_cut_at_a_line_in_mlflows_page(model_card_tracker: Tracker, home: Home) -> None:
     version = version_of(model_card_tracker)
     set_tags(model_card_tracker, version, {"verdict": "long " * 900})
-    refresh_cards(tracked_home, model_card_tracker, [version])
+    refresh_cards(home, model_card_tracker, [version])
     assert len(description(model_card_tracker)) <= 5000
     assert description(model_card_tracker).endswith("(The whole card is the file model_card.md of the model.)")
-    assert "## Lineage" in card_file(tracked_home)
+    assert "## Lineage" in card_file(home)

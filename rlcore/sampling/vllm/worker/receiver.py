@@ -1,12 +1,11 @@
 """Worker extension of vLLM (``--worker-extension-cls``) that receives new weights from the trainer.
 
-Importing it adds transports without a GPU to vLLM's weight-transfer API: ``shared_memory``, which sends only a file
-name, and ``gloo``.
+Importing it adds a transport without a GPU, ``gloo``, to vLLM's weight-transfer API.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,30 +18,17 @@ from .checksums import engine_checksums
 from .gloo import broadcast, join_group, join_store, own_address
 
 
-class SafetensorsReader(Mapping[str, torch.Tensor]):
-    """Tensors of a safetensors file, or of a folder of such files, each read on access."""
+def open_tensors(path: str) -> dict[str, Any]:
+    """Return the open file of every tensor of a safetensors file, or of a folder of such files.
 
-    def __init__(self, path: str) -> None:
-        """Open the files.
+    Raises:
+        OSError, SafetensorError: A file is missing or incomplete.
+    """
+    from safetensors import safe_open
 
-        Raises:
-            OSError, SafetensorError: A file is missing or incomplete.
-        """
-        from safetensors import safe_open
-
-        files = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else [Path(path)]
-        opened: list[Any] = [safe_open(file, framework="pt") for file in files]
-        self._files = {name: file for file in opened for name in file.keys()}  # noqa: SIM118 no mapping
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._files[name].get_tensor(name)
-        return tensor
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        return len(self._files)
+    files = sorted(Path(path).glob("*.safetensors")) if Path(path).is_dir() else [Path(path)]
+    opened: list[Any] = [safe_open(file, framework="pt") for file in files]
+    return {name: file for file in opened for name in file.keys()}  # noqa: SIM118 no mapping
 
 
 def chosen(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -78,10 +64,10 @@ class WeightReceiver:
         Returns:
             ``tensors``: the number of tensors.
         """
-        weights = SafetensorsReader(path)
-        self.reload_weights(weights_iterator=chosen(weights.items()))
+        files = open_tensors(path)
+        self.reload_weights(weights_iterator=chosen((name, file.get_tensor(name)) for name, file in files.items()))
         repack_head(self.model_runner.get_model())
-        return {"tensors": len(weights)}
+        return {"tensors": len(files)}
 
     def weight_checksums(self, seed: int) -> dict[str, Any]:
         """Return the checksums of the model's weights; see :func:`.checksums.engine_checksums`."""
@@ -90,20 +76,7 @@ class WeightReceiver:
 
 
 @dataclass
-class SharedMemoryInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not typed here
-    """Handshake of this transport, which needs no data."""
-
-
-@dataclass
-class SharedMemoryUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
-    """Path of a safetensors file, or of a folder of such files, with ``num_tensors`` tensors in total."""
-
-    path: str
-    num_tensors: int
-
-
-@dataclass
-class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]  # as above
+class GlooInit(WeightTransferInitInfo):  # type: ignore[misc]  # vLLM is not typed here
     """Address of the trainer's store, and the number of members: the trainer and every worker of every server.
 
     ``first_rank`` is the rank of this server's first worker.
@@ -124,8 +97,19 @@ class GlooUpdate(WeightTransferUpdateInfo):  # type: ignore[misc]  # as above
     shapes: list[list[int]]
 
 
-class _Reloading(WeightTransferEngine):  # type: ignore[misc]  # as above
-    """Loader by vLLM's layerwise reload, which repacks a tied head afterwards."""
+class GlooTransfer(WeightTransferEngine):  # type: ignore[misc]  # as above
+    """Receiver of one tensor after the other over TCP, loaded by vLLM's layerwise reload."""
+
+    init_info_cls = GlooInit
+    update_info_cls = GlooUpdate
+    group: Any = None
+
+    def init_transfer_engine(self, init_info: GlooInit) -> None:
+        parallel = self.parallel_config
+        rank = init_info.first_rank + parallel.data_parallel_index * parallel.world_size + parallel.rank
+        store = join_store(init_info.host, init_info.port, init_info.size)
+        host = own_address((init_info.host, init_info.port))
+        self.group = join_group(store, rank, init_info.size, host=host)
 
     def start_weight_update(self) -> None:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
@@ -144,40 +128,6 @@ class _Reloading(WeightTransferEngine):  # type: ignore[misc]  # as above
         finalize_layerwise_reload(self.model, self.model_config)
         repack_head(self.model)
 
-
-class SharedMemoryTransfer(_Reloading):
-    """Reader of the trainer's file, of which every worker takes its part."""
-
-    init_info_cls = SharedMemoryInit
-    update_info_cls = SharedMemoryUpdate
-
-    def init_transfer_engine(self, init_info: SharedMemoryInit) -> None:
-        """Set up nothing."""
-
-    def receive_weights(self, update_info: SharedMemoryUpdate) -> None:
-        weights = SafetensorsReader(update_info.path)
-        if len(weights) != update_info.num_tensors:
-            raise ValueError(f"{update_info.path} has {len(weights)} tensors, {update_info.num_tensors} were sent")
-        self.model.load_weights(chosen(weights.items()))
-
-    def shutdown(self) -> None:
-        """Release nothing."""
-
-
-class GlooTransfer(_Reloading):
-    """Receiver of one tensor after the other over TCP."""
-
-    init_info_cls = GlooInit
-    update_info_cls = GlooUpdate
-    group: Any = None
-
-    def init_transfer_engine(self, init_info: GlooInit) -> None:
-        parallel = self.parallel_config
-        rank = init_info.first_rank + parallel.data_parallel_index * parallel.world_size + parallel.rank
-        store = join_store(init_info.host, init_info.port, init_info.size)
-        host = own_address((init_info.host, init_info.port))
-        self.group = join_group(store, rank, init_info.size, host=host)
-
     def receive_weights(self, update_info: GlooUpdate) -> None:
         self.model.load_weights(chosen(self._arriving(update_info)))
 
@@ -191,5 +141,4 @@ class GlooTransfer(_Reloading):
         self.group = None
 
 
-WeightTransferEngineFactory.register_engine("shared_memory", SharedMemoryTransfer)
 WeightTransferEngineFactory.register_engine("gloo", GlooTransfer)

@@ -26,9 +26,9 @@ from rlcore.config import (
 from rlcore.errors import CanaryError, CheckpointError, StorageError
 from rlcore.loop import Components, TrainResult, train, update
 from rlcore.loop.native import chat_prompts, native_components
+from rlcore.models.files import is_unchanged
 from rlcore.models.integrity import digest_of_prompts, verify_model, verify_restored, verify_saved, write_model_digest
 from rlcore.models.loading import load_policy, save_model
-from rlcore.models.seal import is_unchanged
 from rlcore.rewards.mix import WeightedReward
 from rlcore.rewards.user_function import function_reward
 from rlcore.sampling import native

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlcore.algorithms.kl import k3
-from rlcore.algorithms.ratios import clamped_difference
+from rlcore.algorithms.surrogates import clamped_difference
 from rlcore.checks.audit.learner_state import arrival_errors, epoch_errors, mean_kl, measure_error
 from rlcore.checks.audit.prompt_checks import replacement_errors, row_errors, version_errors
 from rlcore.config import CriticConfig, KlConfig, OptimConfig, RlConfig, SamplingConfig, UpdateConfig

@@ -24,9 +24,9 @@ from rlcore.rewards.format import FormatOptions, FormatReward
 from rlcore.rewards.judge import JudgeOptions, JudgeReward
 from rlcore.rewards.math_answer import MathReward
 from rlcore.rewards.mix import WeightedReward, WeightedTerm
-from rlcore.rewards.penalties import LengthOptions, LengthReward
 from rlcore.rewards.procedural import ProceduralReward
 from rlcore.rewards.reward_model import RewardModelOptions, RewardModelReward, TokenItems
+from rlcore.rewards.text_rewards import LengthOptions, length_reward
 from rlcore.rewards.user_function import FunctionReward
 from rlcore.types import Prompt, Rollout, Score
 from tests import strategies
@@ -246,7 +246,7 @@ SOUND_FORMATS = [
 
 def test_correct_terms_pass_together(math: MathReward) -> None:
     formats = [FormatReward(options) for options in SOUND_FORMATS[:1]]
-    terms = mixed(math, *formats, LengthReward(LengthOptions(limit=4, buffer=3)), FunctionReward(lengths, "lengths"))
+    terms = mixed(math, *formats, length_reward(LengthOptions(limit=4, buffer=3)), FunctionReward(lengths, "lengths"))
     assert terms_canary(terms, NUMBERS, samples()) == []
     assert known_answers_canary(terms, NUMBERS) == []
 
@@ -266,7 +266,7 @@ def test_a_verifier_of_the_mix_that_is_broken_is_stopped(
     fault: Callable[[list[Score]], list[Score]], math: MathReward
 ) -> None:
     """Beside a sound one: it is asked by itself."""
-    reward = mixed(LengthReward(LengthOptions(limit=4, buffer=3)), Broken(math, fault))
+    reward = mixed(length_reward(LengthOptions(limit=4, buffer=3)), Broken(math, fault))
     for canary in (lambda: terms_canary(reward, NUMBERS, samples()), lambda: known_answers_canary(reward, NUMBERS)):
         with pytest.raises(CanaryError, match="'math' misjudges"):
             canary()
@@ -306,7 +306,7 @@ def test_every_fixed_shuffle_of_a_term_without_known_answers_is_seen(order: tupl
     def shuffled(scores: list[Score]) -> list[Score]:
         return [scores[place] for place in order] if len(scores) == 4 else scores
 
-    reward = mixed(Broken(LengthReward(LengthOptions(limit=4, buffer=4)), shuffled))
+    reward = mixed(Broken(length_reward(LengthOptions(limit=4, buffer=4)), shuffled))
     with pytest.raises(CanaryError, match="not in the order of the rollouts"):
         terms_canary(reward, [], samples())
 
@@ -363,7 +363,7 @@ def test_a_term_that_scores_nothing_is_stopped_with_its_reason() -> None:
 
 
 def test_a_term_that_loses_a_score_is_stopped(math: MathReward) -> None:
-    short = Broken(LengthReward(LengthOptions(limit=4, buffer=3)), lambda scores: scores[:-1])
+    short = Broken(length_reward(LengthOptions(limit=4, buffer=3)), lambda scores: scores[:-1])
     with pytest.raises(RewardError, match="3 scores for 4 rollouts"):
         terms_canary(mixed(short), [], samples())
 

@@ -21,8 +21,8 @@ from rlcore.rewards.grader_pool import GraderPool
 from rlcore.rewards.math_answer import MathOptions, MathReward, compare_exact
 from rlcore.rewards.references import reference_errors
 from rlcore.rewards.units import with_percent_sign
-from rlcore.types import Rollout
 from tests.quick import within_seconds
+from tests.rlcore.rewards.conftest import make_rollout
 from tests.rows import rows_of
 
 GSM8K = Path(__file__).parents[5] / "shared" / "data" / "gsm8k_train.jsonl"
@@ -30,12 +30,12 @@ GSM8K = Path(__file__).parents[5] / "shared" / "data" / "gsm8k_train.jsonl"
 
 @pytest.fixture(scope="module")
 def reward() -> Iterator[MathReward]:
-    made = MathReward(MathOptions(evaluated_only=False, timeout_seconds=1.0))
+    made = MathReward(MathOptions(evaluated_only=False, timeout_seconds=0.5))
     yield made
     made.close()
 
 
-def test_the_worked_examples_score_one(reward: MathReward, make_rollout: Callable[..., Rollout]) -> None:
+def test_the_worked_examples_score_one(reward: MathReward) -> None:
     """1+1-1+1.1-1 is 1.1; 5x(3 + 4) at x = 1 is 35."""
     rollouts = [make_rollout(r"The answer is \box{1.1}.", "1.1"), make_rollout("= 5*7 = 35", "35")]
     scores = reward(rollouts)
@@ -61,9 +61,7 @@ def test_a_power_tower_is_wrong_at_once_unless_the_reference_is_one(answer: str)
     assert compare_exact(answer + "+0", answer, evaluated_only=False) is None
 
 
-def test_an_endless_computation_is_wrong_and_the_next_answers_are_graded(
-    reward: MathReward, make_rollout: Callable[..., Rollout]
-) -> None:
+def test_an_endless_computation_is_wrong_and_the_next_answers_are_graded(reward: MathReward) -> None:
     endless = r"\boxed{\binom{9999999}{4999999}}"  # minutes of arithmetic that no limit on sizes foresees
     pairs = [(endless, "5"), (r"\boxed{y+y}", "2y"), (r"\boxed{y+y}", "3y"), (r"\boxed{1}", "1")]
     evil, *others = reward([make_rollout(text, reference) for text, reference in pairs])
@@ -71,7 +69,7 @@ def test_an_endless_computation_is_wrong_and_the_next_answers_are_graded(
     assert [score.value for score in others] == [1.0, 0.0, 1.0]
 
 
-def test_grading_works_in_a_thread(reward: MathReward, make_rollout: Callable[..., Rollout]) -> None:
+def test_grading_works_in_a_thread(reward: MathReward) -> None:
     """A signal-based timeout fails there, and scored every answer 0 in one system."""
     found: list[float | None] = []
     rollout = make_rollout(r"\boxed{z+z}", "2z")
@@ -81,7 +79,7 @@ def test_grading_works_in_a_thread(reward: MathReward, make_rollout: Callable[..
     assert found == [1.0]
 
 
-def test_a_thousand_short_answers_are_scored_in_seconds(make_rollout: Callable[..., Rollout]) -> None:
+def test_a_thousand_short_answers_are_scored_in_seconds() -> None:
     rollouts = [make_rollout(f"Step by step: {i} + 1. So \\boxed{{{i}}}.", str(i + i % 2)) for i in range(1_000)]
     with within_seconds():
         scores = MathReward()(rollouts)
@@ -89,7 +87,7 @@ def test_a_thousand_short_answers_are_scored_in_seconds(make_rollout: Callable[.
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="../shared/data/gsm8k_train.jsonl is absent")
-def test_answers_of_people_are_right_and_those_of_another_row_wrong(make_rollout: Callable[..., Rollout]) -> None:
+def test_answers_of_people_are_right_and_those_of_another_row_wrong() -> None:
     """Rows through the adapter, against the next row with another number; no answer needs a process."""
     rows = [json.loads(line) for line in GSM8K.read_text(encoding="utf-8").splitlines()][::7]
     before = psutil.Process().children()
@@ -157,9 +155,7 @@ def test_a_reference_that_no_answer_equals_is_found_with_its_reason() -> None:
 
 
 @pytest.mark.parametrize("reference", ["proof", "notfound", "$$$", r"\frac{1}{0}", ""])
-def test_by_such_a_reference_no_answer_has_a_score_whatever_it_is(
-    make_rollout: Callable[..., Rollout], reference: str
-) -> None:
+def test_by_such_a_reference_no_answer_has_a_score_whatever_it_is(reference: str) -> None:
     reward = MathReward(MathOptions(timeout_seconds=10.0))
     scores = reward([make_rollout(rf"\boxed{{{answer}}}", reference) for answer in (reference, "x+1", "7", "no")])
     reward.close()
@@ -218,7 +214,7 @@ def answers(count: int) -> Iterator[tuple[str, str, float]]:
 
 @pytest.mark.slow
 def test_hostile_answers_among_honest_ones_are_wrong_and_cost_nobody_else_a_score(
-    make_rollout: Callable[..., Rollout], record_property: Callable[[str, object], None]
+    record_property: Callable[[str, object], None],
 ) -> None:
     rows = list(answers(ANSWERS))
     num_hostile = sum(reference == "x^2+1" for _, reference, _ in rows)

@@ -25,6 +25,7 @@ from rlcore.rewards.math_answer import compare_exact
 from rlcore.rewards.units import parse_number, with_percent_sign
 from rlcore.types import Rollout
 from tests.quick import within_seconds
+from tests.rlcore.rewards.conftest import make_rollout
 from tests.rows import rows_of
 
 READERS: dict[str, Callable[[str], Any]] = {
@@ -68,9 +69,7 @@ def test_comparing_is_quick_for_any_answer(piece: str) -> None:
 
 
 @pytest.mark.parametrize("text", [r"so \boxed{5}", "#### 5", "it is 5", "<answer>5</answer> and then", ""])
-def test_where_the_template_begins_the_thinking_nothing_before_its_end_is_an_answer(
-    make_rollout: Callable[..., Rollout], text: str
-) -> None:
+def test_where_the_template_begins_the_thinking_nothing_before_its_end_is_an_answer(text: str) -> None:
     prefill = "<think>\n"
     assert find_answer(make_rollout(text), last_number_counts=True, prefill=prefill) is None
     ended = make_rollout(f"{text}{required_prefix(prefill)} It is \\boxed{{7}}.")
@@ -80,7 +79,7 @@ def test_where_the_template_begins_the_thinking_nothing_before_its_end_is_an_ans
     assert required_prefix("") == ""
 
 
-def test_a_cut_completion_has_no_last_number(make_rollout: Callable[..., Rollout]) -> None:
+def test_a_cut_completion_has_no_last_number() -> None:
     """The 12 of a cut "1234" is half a number."""
     whole: Rollout = make_rollout("so it is 12")
     cut: Rollout = make_rollout("so it is 12", finish_reason="length")
@@ -89,7 +88,7 @@ def test_a_cut_completion_has_no_last_number(make_rollout: Callable[..., Rollout
     assert find_answer(cut, last_number_counts=True) is None
 
 
-def test_a_cut_completion_keeps_its_marked_answer(make_rollout: Callable[..., Rollout]) -> None:
+def test_a_cut_completion_keeps_its_marked_answer() -> None:
     assert find_answer(make_rollout(r"\boxed{12} and", finish_reason="length"), last_number_counts=True) == "12"
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from rlcore.rewards.math_answer import MathOptions, MathReward
 from rlcore.types import Message, Rollout
+from tests.rlcore.rewards.conftest import make_rollout
 from tests.rows import rows_of
 
 Rows = list[Mapping[str, Any]]
@@ -35,17 +36,13 @@ def differing(reward: MathReward, rows: Rows, rollouts: list[Rollout]) -> list[A
 
 
 @pytest.mark.parametrize("marker", [*MARKERS, "<answer>{}</answer>"])
-def test_an_answer_after_any_marker_has_its_score(
-    graded: tuple[MathReward, str], make_rollout: Callable[..., Rollout], marker: str
-) -> None:
+def test_an_answer_after_any_marker_has_its_score(graded: tuple[MathReward, str], marker: str) -> None:
     reward, ending = graded
     rows = rows_of(__file__, f"answers{ending}")
     assert differing(reward, rows, [make_rollout(marker.format(row["answer"]), row["reference"]) for row in rows]) == []
 
 
-def test_an_answer_in_running_text_has_its_score(
-    graded: tuple[MathReward, str], make_rollout: Callable[..., Rollout]
-) -> None:
+def test_an_answer_in_running_text_has_its_score(graded: tuple[MathReward, str]) -> None:
     reward, ending = graded
     rows = rows_of(__file__, f"texts{ending}")
     assert differing(reward, rows, [make_rollout(row["answer"], row["reference"]) for row in rows]) == []
@@ -54,7 +51,6 @@ def test_an_answer_in_running_text_has_its_score(
 @pytest.mark.parametrize("graded", [True], indirect=True)
 def test_an_answer_that_repeats_the_problem_or_leaves_the_work_is_wrong(
     graded: tuple[MathReward, str],
-    make_rollout: Callable[..., Rollout],
     record_property: Callable[[str, object], None],
 ) -> None:
     rows = rows_of(__file__, "problems")

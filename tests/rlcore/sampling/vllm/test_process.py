@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlcore.config import EngineConfig, GpuConfig, TimeoutConfig
+from rlcore.config import EngineConfig, GpuConfig
 from rlcore.errors import ConfigError, SamplingError
 from rlcore.sampling.vllm import guard as guard_script
 from rlcore.sampling.vllm.client import Address, address_of
@@ -28,43 +28,27 @@ from rlcore.sampling.vllm.gpu_assignment import (
     shares_trainer_gpu,
     visible_gpus,
 )
-from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, command, environment
+from rlcore.sampling.vllm.process import ServerProcess, command, environment
+from tests.rlcore.sampling.servers import interpreter, server_spec
 from tests.waiting import LONG, until, until_ended
 
 
 def test_an_engine_that_ends_at_its_start_is_an_error_with_its_last_lines(checkpoint: Path, tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho no module named vllm >&2\nexit 3\n", encoding="utf-8")
-    python.chmod(0o755)
-    spec = ServerSpec(
-        model=checkpoint,
-        weight_dir=tmp_path,
-        config=EngineConfig(kind="vllm", python=str(python)),
-        dtype="float32",
-        max_model_len=128,
-        max_concurrent=1,
-    )
-    process = ServerProcess(spec)
+    python = interpreter(tmp_path, "echo no module named vllm >&2", "exit 3")
+    process = ServerProcess(server_spec(checkpoint, tmp_path, engine={"python": python}))
     with pytest.raises(SamplingError, match="ended as it started; its last lines:\n    no module named vllm"):
         process.wait_until_ready(lambda line: None)
     assert not process.folder.exists()
 
 
 def test_the_first_error_of_a_long_log_is_shown_with_its_last_lines(checkpoint: Path, tmp_path: Path) -> None:
-    python = tmp_path / "python"
     says = [
         "INFO starts",
         "(Worker) ERROR 11-21 RuntimeError: the cause",
         *(f"(API) ERROR ValueError: {n}" for n in range(30)),
     ]
-    python.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in says), encoding="utf-8")
-    python.chmod(0o755)
-    config = EngineConfig(kind="vllm", python=str(python))
-    process = ServerProcess(
-        ServerSpec(
-            model=checkpoint, weight_dir=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
-        )
-    )
+    python = interpreter(tmp_path, *(f"echo '{line}'" for line in says))
+    process = ServerProcess(server_spec(checkpoint, tmp_path, engine={"python": python}))
     process._guard.wait(LONG)
     lines = [line.strip() for line in process.log_tail().splitlines()]
     process.stop()
@@ -72,28 +56,15 @@ def test_the_first_error_of_a_long_log_is_shown_with_its_last_lines(checkpoint: 
 
 
 def test_an_interpreter_or_an_address_that_cannot_be_is_named(checkpoint: Path, tmp_path: Path) -> None:
-    config = EngineConfig(kind="vllm", python=str(tmp_path / "none"))
-    spec = ServerSpec(
-        model=checkpoint, weight_dir=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
-    )
     with pytest.raises(SamplingError, match=r"the interpreter .* does not exist"):
-        ServerProcess(spec)
+        ServerProcess(server_spec(checkpoint, tmp_path, engine={"python": str(tmp_path / "none")}))
     with pytest.raises(ConfigError, match="not http://host:port"):
         address_of("localhost:80")
-    with pytest.raises(ConfigError, match="set one or the other"):
-        EngineConfig(urls=("http://a:1",), python="python")
-    with pytest.raises(ConfigError, match="set one or the other"):
-        EngineConfig(urls=("http://a:1",), replicas=2)
-    with pytest.raises(ConfigError, match="twice"):
-        EngineConfig(urls=("http://a:1", "http://a:1"))
 
 
 def test_a_server_gets_its_gpus_and_its_part_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    config = EngineConfig(kind="vllm", gpus=GpuConfig(tensor_parallel=2))
-    spec = ServerSpec(
-        model=tmp_path, weight_dir=tmp_path, config=config, dtype="float16", max_model_len=128, max_concurrent=1
-    )
+    spec = server_spec(tmp_path, tmp_path, engine={"gpus": GpuConfig(tensor_parallel=2)}, dtype="float16")
     on_cpu = command(spec, "python", Address("127.0.0.1", 1, "planted-token"))
     assert on_cpu[on_cpu.index("--middleware") + 1] == "rlcore_worker.gate.Gate"
     assert "planted-token" not in " ".join(on_cpu) + repr(Address("127.0.0.1", 1, "planted-token"))
@@ -114,13 +85,8 @@ def test_what_a_servers_processes_leave_lies_in_its_folder_and_sockets_where_the
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\ntouch "$(mktemp -u -t vllm_dist_XXXXXX)"\nexec sleep 600\n', encoding="utf-8")
-    python.chmod(0o755)
-    config = EngineConfig(kind="vllm", python=str(python), timeouts=TimeoutConfig(startup_seconds=2.0))
-    spec = ServerSpec(
-        model=checkpoint, weight_dir=tmp_path, config=config, dtype="float32", max_model_len=128, max_concurrent=1
-    )
+    python = interpreter(tmp_path, 'touch "$(mktemp -u -t vllm_dist_XXXXXX)"', "exec sleep 600")
+    spec = server_spec(checkpoint, tmp_path, engine={"python": python})
     before = set(Path(tempfile.gettempdir()).glob("vllm_dist_*"))
     process = ServerProcess(spec)
     until(lambda: list(process.folder.glob("vllm_dist_*")), "its file")
@@ -224,8 +190,8 @@ def test_what_an_engine_leaves_behind_goes_with_it(tmp_path: Path) -> None:
 
 
 def vllm(**settings: Any) -> EngineConfig:
-    """Replicas and URLs are the engine's; all else is of its GPUs."""
-    own = {name: settings.pop(name) for name in ("replicas", "urls") if name in settings}
+    """Interpreter, replicas and URLs are the engine's; all else is of its GPUs."""
+    own = {name: settings.pop(name) for name in ("python", "replicas", "urls") if name in settings}
     return EngineConfig(kind="vllm", gpus=GpuConfig(**settings), **own)
 
 
@@ -318,11 +284,7 @@ def test_fractions_that_add_up_to_more_than_there_is_are_refused() -> None:
 
 def test_who_shares_the_trainers_gpu_is_known() -> None:
     assert shares_trainer_gpu([(0, 1), (2, 3)], cards(4)) == [True, False]
-    assert shares_trainer_gpu([()], cards(0, trainer=None)) == [False]
-
-
-def test_a_trainer_on_the_processor_has_no_gpu() -> None:
-    assert visible_gpus(torch.device("cpu"), learns=True).trainer is None
+    assert shares_trainer_gpu([()], visible_gpus(torch.device("cpu"), learns=True)) == [False]
 
 
 @pytest.mark.parametrize(
@@ -332,6 +294,9 @@ def test_a_trainer_on_the_processor_has_no_gpu() -> None:
         ({"devices": (0,), "replicas": 2}, "devices has 1 GPUs, 2 replicas of 1 need 2"),
         ({"devices": (0,), "urls": ("http://a:1",)}, "set one or the other"),
         ({"tensor_parallel": 2, "urls": ("http://a:1",)}, "set one or the other"),
+        ({"urls": ("http://a:1",), "python": "python"}, "set one or the other"),
+        ({"urls": ("http://a:1",), "replicas": 2}, "set one or the other"),
+        ({"urls": ("http://a:1", "http://a:1")}, "twice"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:

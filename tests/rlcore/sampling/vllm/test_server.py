@@ -15,24 +15,24 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from rlcore.config import EngineConfig, TimeoutConfig
+from rlcore.config import TimeoutConfig
 from rlcore.errors import SamplingError
 from rlcore.metrics import check_names
-from rlcore.sampling.base import SamplingParams
+from rlcore.sampling.base import SamplingParams, weight_mismatches
+from rlcore.sampling.replicas import open_servers
 from rlcore.sampling.vllm.client import Address, EngineControl
-from rlcore.sampling.vllm.process import ServerSpec
-from rlcore.sampling.vllm.server import MAX_ATTEMPTS, EngineWatch, VllmSampler, open_vllm, parse_page
+from rlcore.sampling.vllm.server import MAX_ATTEMPTS, EngineWatch, VllmSampler, parse_page
 from rlcore.sampling.vllm.weights import (
     Converted,
     adapter_mismatches,
     checkpoint_shapes,
     make_weight_dir,
-    shape_mismatches,
     stored_tensors,
     write_weights,
 )
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import FailedRollout, Prompt, Rollout
+from tests.rlcore.sampling.servers import server_spec
 from tests.waiting import LONG, until
 
 HASTY = 2.0  # seconds for a request, where one hangs
@@ -151,7 +151,7 @@ def routes() -> Iterator[tuple[type[Routes], str]]:
     kind = type("FreshRoutes", (Routes,), {**fresh, "lock": threading.Lock()})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
     server.handle_error = lambda request, client_address: None  # type: ignore[method-assign]  # a client that hung up
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
     yield kind, f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
@@ -168,16 +168,10 @@ def sampler(
     """A sampler that waits as long as it must; by its parameter, so many seconds for each request."""
     (tmp_path / "exchange").mkdir()
     seconds = getattr(request, "param", LONG)
-    spec = ServerSpec(
-        model=checkpoint,
-        weight_dir=tmp_path / "exchange",
-        config=EngineConfig(kind="vllm", timeouts=TimeoutConfig(request_seconds=seconds)),
-        dtype="float32",
-        max_model_len=128,
-        max_concurrent=3,
-        url=routes[1],
-    )
-    with open_vllm(spec, tokenizer, lambda line: None) as sampler:
+    engine = {"timeouts": TimeoutConfig(request_seconds=seconds)}
+    spec = server_spec(checkpoint, tmp_path / "exchange", engine=engine, max_concurrent=3, url=routes[1])
+    with open_servers([spec], tokenizer, lambda line: None) as sampler:
+        assert isinstance(sampler, VllmSampler)
         yield sampler
 
 
@@ -357,7 +351,7 @@ def test_the_file_holds_every_stored_tensor_once_in_the_engines_precision(
     checkpoint: Path, model: PreTrainedModel, tmp_path: Path
 ) -> None:
     shapes = checkpoint_shapes(checkpoint)
-    assert shape_mismatches(shapes, model.state_dict()) == []
+    assert weight_mismatches(shapes, model.state_dict()) == []
     write_weights(Converted(model.state_dict(), shapes=shapes, dtype=torch.bfloat16), tmp_path / "w.safetensors")
     written = load_file(tmp_path / "w.safetensors")
     for path in (tmp_path, tmp_path / "w.safetensors"):
@@ -384,16 +378,16 @@ def test_the_tensors_begin_at_a_multiple_of_8_bytes_as_the_format_has_it(length:
 def test_weights_that_are_not_the_whole_model_are_named(checkpoint: Path, model: PreTrainedModel) -> None:
     shapes, state = checkpoint_shapes(checkpoint), model.state_dict()
     norm = "model.norm.weight"
-    assert shape_mismatches(shapes, {name: tensor for name, tensor in state.items() if name != norm}) == [
+    assert weight_mismatches(shapes, {name: tensor for name, tensor in state.items() if name != norm}) == [
         f"{norm} is missing"
     ]
-    assert shape_mismatches(shapes, {**state, norm: torch.ones(3)}) == [f"{norm} has a different shape"]
-    assert shape_mismatches(shapes, {**state, "extra": torch.ones(3)}) == [
+    assert weight_mismatches(shapes, {**state, norm: torch.ones(3)}) == [f"{norm} has a different shape"]
+    assert weight_mismatches(shapes, {**state, "extra": torch.ones(3)}) == [
         "extra is unknown, or tied in the engine and different here"
     ]
     untied = {**state, "lm_head.weight": state["lm_head.weight"] + 1.0}
-    assert shape_mismatches(shapes, untied) == ["lm_head.weight is unknown, or tied in the engine and different here"]
-    assert shape_mismatches(shapes, {**state, "lm_head.weight": state["lm_head.weight"].clone()}) == []
+    assert weight_mismatches(shapes, untied) == ["lm_head.weight is unknown, or tied in the engine and different here"]
+    assert weight_mismatches(shapes, {**state, "lm_head.weight": state["lm_head.weight"].clone()}) == []
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +24,7 @@ from rlcore.sampling.vllm.server_sync import WeightSync
 from rlcore.sampling.vllm.transfer import ControlClient, WeightSource, open_transfer, rendezvous_host
 from rlcore.sampling.vllm.weights import Converted, Weights, checkpoint_shapes, stored_tensors, write_weights
 from rlcore.sampling.vllm.worker.gloo import broadcast, join_group, join_store, own_address
+from tests.rlcore.sampling.servers import server_spec
 from tests.waiting import LONG
 
 ADDRESS = Address("127.0.0.1", 1)
@@ -67,32 +67,14 @@ class Server:
         self.restarted_from.append(self.served.stored())
 
 
-class Sent:
-    """A way from GPU to GPU that only reads what it is given."""
-
-    opened: ClassVar[list[tuple[EngineControl, ...]]]
-
-    def __init__(self, group: ControlGroup) -> None:
-        self.opened.append(group.members)
-
-    def send(self, weights: Weights) -> None:
-        assert len(dict(weights.tensors())) == 20
-        assert weights.is_live_alone
+Opened = list[tuple[EngineControl, ...]]
 
 
 @pytest.fixture
 def make(checkpoint: Path, tmp_path: Path) -> Make:
     def build(transfer: TransferKind, *, trainer_moves: bool = False) -> tuple[WeightSync, list[Server]]:
-        spec = ServerSpec(
-            model=checkpoint,
-            weight_dir=tmp_path,
-            config=EngineConfig(kind="vllm"),
-            dtype="bfloat16",
-            max_model_len=128,
-            max_concurrent=1,
-            transfer=transfer,
-            trainer_moves=trainer_moves,
-        )
+        settings = {"dtype": "bfloat16", "transfer": transfer, "trainer_moves": trainer_moves}
+        spec = server_spec(checkpoint, tmp_path, **settings)
         servers = [Server(checkpoint), Server(checkpoint)]
         return WeightSync(servers, spec), servers
 
@@ -100,9 +82,24 @@ def make(checkpoint: Path, tmp_path: Path) -> Make:
 
 
 @pytest.fixture
-def direct(make: Make, monkeypatch: pytest.MonkeyPatch) -> tuple[WeightSync, list[Server]]:
-    monkeypatch.setattr(Sent, "opened", [], raising=False)
-    monkeypatch.setattr(syncing, "open_transfer", lambda kind, group, *, num_tensors: Sent(group))
+def opened(monkeypatch: pytest.MonkeyPatch) -> Opened:
+    """The groups that a transport from GPU to GPU was opened to, which only reads what it is given."""
+    groups: Opened = []
+
+    def send(weights: Weights) -> None:
+        assert len(dict(weights.tensors())) == 20
+        assert weights.is_live_alone != weights.path.exists()
+
+    def open_transfer(kind: str, group: ControlGroup, *, num_tensors: int) -> Callable[[Weights], None]:
+        groups.append(group.members)
+        return send
+
+    monkeypatch.setattr(syncing, "open_transfer", open_transfer)
+    return groups
+
+
+@pytest.fixture
+def direct(make: Make, opened: Opened) -> tuple[WeightSync, list[Server]]:
     return make("nccl")
 
 
@@ -182,16 +179,16 @@ def test_from_gpu_to_gpu_no_file_is_written_and_a_server_that_died_gets_one_of_t
 
 
 def test_one_group_is_formed_of_all_servers_and_again_when_one_of_them_is_another_process(
-    direct: tuple[WeightSync, list[Server]], model: PreTrainedModel
+    direct: tuple[WeightSync, list[Server]], model: PreTrainedModel, opened: Opened
 ) -> None:
     sync, servers = direct
     for version in (1, 2):
         sync.send(model.state_dict(), policy_version=version)
     first = tuple(server.control for server in servers)
-    assert Sent.opened == [first]
+    assert opened == [first]
     servers[1].start()
     sync.send(model.state_dict(), policy_version=3)
-    assert Sent.opened == [first, (first[0], servers[1].control)]
+    assert opened == [first, (first[0], servers[1].control)]
     assert "/shutdown_weight_transfer_engine" in [route for route, _ in first[0].asked]  # type: ignore[attr-defined]
 
 
@@ -206,13 +203,8 @@ def test_weights_that_were_the_trainers_alone_are_gone_when_it_has_others(
 
 
 def test_a_copy_is_written_where_the_trainers_weights_move_while_the_engine_samples(
-    make: Make, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    make: Make, model: PreTrainedModel, opened: Opened, tmp_path: Path
 ) -> None:
-    class Copied:
-        def send(self, weights: Weights) -> None:
-            assert weights.live is not None
-
-    monkeypatch.setattr(syncing, "open_transfer", lambda kind, group, *, num_tensors: Copied())
     sync, servers = make("nccl", trainer_moves=True)
     sync.send(model.state_dict(), policy_version=1)
     (written,) = tmp_path.iterdir()
@@ -291,7 +283,7 @@ def test_gloo_brings_every_tensor_to_every_worker_of_every_server_time_after_tim
     transfer = open_transfer("gloo", ControlGroup(servers), num_tensors=20)
     expected = dict(stored_tensors(path))
     for _ in range(2):
-        transfer.send(Weights(path=path))
+        transfer(Weights(path=path))
         assert [len(server.received) for server in servers] == [2, 1]
         for received in (*servers[0].received, *servers[1].received):
             assert received.keys() == expected.keys()
@@ -314,28 +306,20 @@ def test_a_server_that_refuses_is_an_error_at_once_though_the_sender_and_the_oth
     servers = [WorkerServer(), WorkerServer()]
     servers[1].refuses = route
     with pytest.raises(SamplingError, match="refused /"):
-        open_transfer("gloo", ControlGroup(servers), num_tensors=20).send(Weights(path=path))
+        open_transfer("gloo", ControlGroup(servers), num_tensors=20)(Weights(path=path))
     assert "/finish_weight_update" not in dict(servers[0].asked)
 
 
-def test_in_memory_the_path_is_all_that_is_sent_and_all_servers_read_one_file(path: Path) -> None:
-    servers = [WorkerServer(), WorkerServer()]
-    open_transfer("shared_memory", ControlGroup(servers), num_tensors=20).send(Weights(path=path))
+@pytest.mark.parametrize("kind", ["file", "shared_memory"])
+def test_a_file_asks_nothing_of_the_servers_but_our_worker_which_counts_what_it_read(
+    kind: TransferKind, path: Path
+) -> None:
+    servers = [WorkerServer(2), WorkerServer()]
+    open_transfer(kind, ControlGroup(servers), num_tensors=20)(Weights(path=path))
     for server in servers:
-        assert server.asked == [
-            ("/init_weight_transfer_engine", {"init_info": {}}),
-            ("/start_weight_update", {}),
-            ("/update_weights", {"update_info": {"path": str(path), "num_tensors": 20}}),
-            ("/finish_weight_update", {}),
-        ]
-
-
-def test_a_file_asks_nothing_of_the_server_but_our_worker_which_counts_what_it_read(path: Path) -> None:
-    server = WorkerServer(2)
-    open_transfer("file", ControlGroup([server]), num_tensors=20).send(Weights(path=path))
-    assert server.asked == [("/collective_rpc", {"method": "receive_weights", "args": [str(path)]})]
+        assert server.asked == [("/collective_rpc", {"method": "receive_weights", "args": [str(path)]})]
     with pytest.raises(SamplingError, match="tensors that were not sent"):
-        open_transfer("file", ControlGroup([server]), num_tensors=21).send(Weights(path=path))
+        open_transfer(kind, ControlGroup(servers), num_tensors=21)(Weights(path=path))
 
 
 def test_servers_that_no_one_address_of_this_machine_reaches_cannot_meet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,23 +388,16 @@ def test_memory_that_is_short_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_the_server_is_started_for_the_way_that_was_chosen(tmp_path: Path) -> None:
-    def spec(transfer: TransferKind) -> ServerSpec:
-        return ServerSpec(
-            model=tmp_path,
-            weight_dir=tmp_path,
-            config=EngineConfig(kind="vllm"),
-            dtype="float32",
-            max_model_len=128,
-            max_concurrent=1,
-            transfer=transfer,
-        )
+    def spec(transfer: str) -> ServerSpec:
+        return server_spec(tmp_path, tmp_path, transfer=transfer)
 
-    assert "--weight-transfer-config" not in command(spec("file"), "python", LOOPBACK)
+    for transfer in ("file", "shared_memory"):
+        assert "--weight-transfer-config" not in command(spec(transfer), "python", LOOPBACK)
     for transfer in ("gloo", "ipc"):
-        line = command(spec(transfer), "python", LOOPBACK)  # type: ignore[arg-type]
+        line = command(spec(transfer), "python", LOOPBACK)
         assert line[line.index("--weight-transfer-config") + 1] == f'{{"backend": "{transfer}"}}'
     allows = "VLLM_ALLOW_INSECURE_SERIALIZATION"
-    assert [allows in environment(spec(name), tmp_path) for name in ("gloo", "nccl", "ipc")] == [False, False, True]  # type: ignore[arg-type]
+    assert [allows in environment(spec(name), tmp_path) for name in ("gloo", "nccl", "ipc")] == [False, False, True]
 
 
 def test_vllms_senders_see_the_live_weights_in_the_engines_precision_and_after_a_death_those_of_the_file(
@@ -457,11 +434,3 @@ def test_vllms_senders_reach_every_server_by_its_four_routes_and_no_two_workers_
 
 def test_the_store_is_open_on_the_way_to_the_server_alone() -> None:
     assert own_address(LOOPBACK[:2]) == "127.0.0.1"
-
-
-def test_what_fails_in_the_background_is_raised_where_it_is_asked_for() -> None:
-    def fail() -> None:
-        raise RuntimeError(threading.current_thread().name)
-
-    with pytest.raises(RuntimeError, match="weights"):
-        in_background(fail).result(LONG)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from rlcore.config import EngineConfig, LoraConfig
+from rlcore.config import LoraConfig
 from rlcore.errors import SamplingError
 from rlcore.models.lora import AdaptedModel, MergedState, add_lora
 from rlcore.sampling.base import Sampler, SamplingParams, sleep_engine
@@ -28,6 +28,7 @@ from rlcore.sampling.vllm.server_sync import publish
 from rlcore.sampling.vllm.weights import Weights, checkpoint_shapes, discard, pack
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.types import Prompt, Rollout
+from tests.rlcore.sampling.servers import interpreter, server_spec
 from tests.waiting import until_ended
 
 PARAMS = SamplingParams(temperature=0.8, max_new_tokens=2, num_samples=1)
@@ -43,22 +44,12 @@ FRESH = "/update_weight_version 0"
 
 @pytest.fixture
 def spec(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerSpec:
-    python = tmp_path / "python"
     script = Path(__file__).with_name("sleeping_server.py")
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S {script} "$@"\n', encoding="utf-8")
-    python.chmod(0o755)
+    python = interpreter(tmp_path, f'exec {sys.executable} -S {script} "$@"')
     for name in ("stand-in", "weights"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("STAND_IN", str(tmp_path / "stand-in"))
-    return ServerSpec(
-        model=checkpoint,
-        weight_dir=tmp_path / "weights",
-        config=EngineConfig(kind="vllm", python=str(python)),
-        dtype="float32",
-        max_model_len=128,
-        max_concurrent=1,
-        sleeps=True,
-    )
+    return server_spec(checkpoint, tmp_path / "weights", engine={"python": python}, sleeps=True)
 
 
 @pytest.fixture
@@ -221,52 +212,34 @@ def policy(model: PreTrainedModel) -> AdaptedModel:
 
 @pytest.fixture
 def spec_of_adapters(checkpoint: Path, tmp_path: Path) -> ServerSpec:
-    return ServerSpec(
-        model=checkpoint,
-        weight_dir=tmp_path,
-        config=EngineConfig(kind="vllm"),
-        dtype="float32",
-        max_model_len=128,
-        max_concurrent=1,
-        lora_rank=4,
-    )
+    return server_spec(checkpoint, tmp_path, lora_rank=4)
 
 
-def test_a_server_with_room_for_an_adapter_is_sent_nothing_else(
+def test_a_server_with_room_for_an_adapter_is_sent_nothing_else_and_another_the_merged_weights(
     policy: AdaptedModel, spec_of_adapters: ServerSpec
 ) -> None:
-    weights = pack(
-        MergedState(policy),
-        spec_of_adapters.weight_dir / "0",
-        spec=spec_of_adapters,
-        shapes=checkpoint_shapes(spec_of_adapters.model),
-    )
+    path, shapes = spec_of_adapters.weight_dir / "0", checkpoint_shapes(spec_of_adapters.model)
+    weights = pack(MergedState(policy), path, spec=spec_of_adapters, shapes=shapes)
     assert weights.is_adapter
-    assert sorted(path.name for path in weights.path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
-    stored = load_file(weights.path / "adapter_model.safetensors")
-    assert len(stored) == 2 * 2 * 2  # A and B of two layers' two targets
-    discard(weights.path)
+    assert sorted(each.name for each in path.iterdir()) == ["adapter_config.json", "adapter_model.safetensors"]
+    assert len(load_file(path / "adapter_model.safetensors")) == 2 * 2 * 2  # A and B of two layers' two targets
+    discard(path)
     assert list(spec_of_adapters.weight_dir.iterdir()) == []
-
-
-def test_a_server_without_is_sent_the_merged_weights(policy: AdaptedModel, spec_of_adapters: ServerSpec) -> None:
     plain = dataclasses.replace(spec_of_adapters, lora_rank=0)
-    shapes = checkpoint_shapes(spec_of_adapters.model)
-    weights = pack(MergedState(policy), spec_of_adapters.weight_dir / "0", spec=plain, shapes=shapes)
+    weights = pack(MergedState(policy), path, spec=plain, shapes=shapes)
     assert not weights.is_adapter
     stored, merged = dict(weights.tensors()), MergedState(policy)
     assert stored.keys() == shapes.keys()
     assert all(torch.equal(stored[name], merged[name]) for name in shapes)
-    discard(weights.path)
+    discard(path)
     assert list(spec_of_adapters.weight_dir.iterdir()) == []
 
 
 def test_an_adapter_of_another_model_is_refused_before_it_is_sent(
     policy: AdaptedModel, spec_of_adapters: ServerSpec
 ) -> None:
-    shapes = {
-        name: shape for name, shape in checkpoint_shapes(spec_of_adapters.model).items() if "layers.1" not in name
-    }
+    known = checkpoint_shapes(spec_of_adapters.model).items()
+    shapes = {name: shape for name, shape in known if "layers.1" not in name}
     with pytest.raises(SamplingError, match=r"layers\.1\.mlp\.down_proj\.weight has no weight of the adapter's shape"):
         pack(MergedState(policy), spec_of_adapters.weight_dir / "0", spec=spec_of_adapters, shapes=shapes)
     assert list(spec_of_adapters.weight_dir.iterdir()) == []

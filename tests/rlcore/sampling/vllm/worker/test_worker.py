@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from rlcore.config import EngineConfig, LoraConfig
+from rlcore.config import LoraConfig
 from rlcore.models.lora import MergedState, add_lora
 from rlcore.sampling.vllm.client import Address
-from rlcore.sampling.vllm.process import ServerProcess, ServerSpec, command
+from rlcore.sampling.vllm.process import ServerProcess, command
 from rlcore.sampling.vllm.weights import adapter_checksums, differing_parts
 from rlcore.sampling.vllm.worker.checksums import (
     NUM_COLUMNS,
@@ -30,6 +30,7 @@ from rlcore.sampling.vllm.worker.checksums import (
 )
 from rlcore.sampling.vllm.worker.gate import TOKEN, Gate
 from tests import strategies
+from tests.rlcore.sampling.servers import server_spec
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -300,17 +301,10 @@ def found(name: str, cwd: Path, *folders: Path) -> str:
 def test_a_servers_folder_holds_the_worker_that_its_command_names_and_rlcore_is_not_needed(
     checkpoint: Path, vllm: Path, tmp_path: Path
 ) -> None:
-    spec = ServerSpec(
-        model=checkpoint,
-        weight_dir=tmp_path,
-        config=EngineConfig(kind="vllm", python="true"),
-        dtype="float32",
-        max_model_len=128,
-        max_concurrent=1,
-    )
+    spec = server_spec(checkpoint, tmp_path, engine={"python": "true"})
     line = command(spec, "python", Address("127.0.0.1", 1))
     server = ServerProcess(spec)
     name = line[line.index("--worker-extension-cls") + 1]
     said = found(name, tmp_path, server.folder, vllm)
     server.stop()
-    assert said == "WeightReceiver shared_memory gloo without rlcore"
+    assert said == "WeightReceiver gloo without rlcore"
