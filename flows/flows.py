@@ -1,13 +1,15 @@
 """Flows, one for each deployment, and what their parameters may be.
 
 Prefect validates a request against the JSON schema of a flow's signature, so patterns check what they can;
-``infra/services/provision.py`` adds the stages of each preset. Other invalid keys and values end the run within its
+``infra/services/deployments.py`` adds the stages of each preset. Other invalid keys and values end the run within its
 first seconds. Prefect reads a parameter's description from the flow's docstring only.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,17 +19,35 @@ from pydantic import Field
 
 from rlcore.flows.plan import every_target
 from rlcore.flows.presets import open_preset
-from rlcore.flows.run import run_promotion, run_retrain, run_rollback, run_signed, run_targets
-from rlcore.flows.stages import datasets
+from rlcore.flows.run import open_home, report_of, run_targets, start_run, watched
+from rlcore.flows.stages import datasets, retrain_stages, stages
+from rlcore.tasks.keys.key_inputs import key_inputs
+from rlcore.tasks.keys.plan import cached_refs, recorded_refs
+from rlcore.tasks.kinds import BASE
+from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.operations.dump import make_dump
 from rlcore.tasks.operations.garbage import collect
 from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.presets.settings import PromotionConfig, RetrainConfig
+from rlcore.tasks.promotion.kind import promote_stages
+from rlcore.tasks.promotion.promotion import (
+    apply_decision,
+    apply_signature,
+    current_champion,
+    doubt_first_champion,
+    take_down,
+)
+from rlcore.tasks.run.pipeline import Report, is_unfinished, run_pipeline
 from rlcore.tasks.run.prefect_bridge import report_markdown
-from rlcore.tasks.run.retrain import Retraining
+from rlcore.tasks.run.retrain import Retraining, lineage_of, page_of, recipe_of
 from rlcore.tasks.store.artifacts import ArtifactRef
-from rlcore.tasks.store.settings import configure_environment, configure_logging, find_home
+from rlcore.tasks.store.markdown import plain
+from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import flatten
+from rlcore.tasks.tracking.registry import ModelVersion
+from rlcore.tasks.tracking.runs import open_tracker
 
+logger = logging.getLogger("rlcore.promotion")
 _PRESETS = sorted(file.stem for file in (Path(__file__).parent / "presets").glob("*.toml"))
 _SECTIONS = sorted((*(each.name for each in fields(RunConfig)), "without"))
 
@@ -162,7 +182,30 @@ def promote(preset: Preset = "tiny", overrides: Overrides = ()) -> dict[str, Art
         preset: A built-in preset such as tiny or smollm2, or the path of a .toml file on the worker's machine.
         overrides: Changed keys of the preset, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
-    return run_promotion(preset, overrides)
+    home, config = start_run(preset, overrides, ["promote"], section=("promotion", PromotionConfig))
+    with watched(home, config, "promote", preset, overrides):
+        champion = current_champion(home, config)
+        table = (*stages(config), *promote_stages(config, champion))
+        report = report_of("promote", preset, overrides)
+        refs = dict(run_pipeline(table, config, ["promote"], home=home, experiment=config.name, report=report))
+        outcome = _apply(home, config, refs, over=champion)
+    _tell("promotion", outcome)
+    return refs
+
+
+def _apply(home: Home, config: RunConfig, refs: Mapping[str, ArtifactRef], *, over: ModelVersion | None) -> str:
+    """Apply the decision; warn of a first champion that is not better than its base, if the base was evaluated."""
+    outcome, base = apply_decision(home, config, refs, over=over), f"evaluate_{BASE}"
+    known = {} if over else recorded_refs(stages(config), config, [base], home=home)
+    if base in known and (doubt := doubt_first_champion(home, config, refs, known[base])):
+        logger.warning("%s", doubt)
+    return outcome
+
+
+def _tell(act: str, outcome: str, page: str = "") -> str:
+    logger.info("%s", outcome)
+    report_markdown(f"outcome of the {act}", plain(outcome) + (page and f"\n\n{page}"))
+    return outcome
 
 
 @flow(name="retrain", flow_run_name="retrain {preset}", persist_result=False)
@@ -173,7 +216,53 @@ def retrain(preset: Preset = "retrain", overrides: Overrides = ()) -> Retraining
         preset: A built-in preset such as retrain, or the path of a .toml file on the worker's machine.
         overrides: Changed keys of the preset, such as stages.grpo.learning_rate=1e-4 or seed=1.
     """
-    return run_retrain(preset, overrides)
+    home, config = start_run(preset, overrides, ["promote"], section=("retrain", RetrainConfig))
+    with watched(home, config, "retrain", preset, overrides):
+        champion, report = current_champion(home, config), report_of("retrain", preset, overrides)
+        if champion is None:
+            logger.info("no champion yet: the whole preset runs from its base")
+            table = (*stages(config), *promote_stages(config, None))
+            done = _promote_retrained(home, config, table, None, report=report)
+        else:
+            done = _retrain_champion(home, config, champion, report=report)
+    _tell("retraining", done.outcome, done.page)
+    return done
+
+
+def _retrain_champion(home: Home, config: RunConfig, champion: ModelVersion, *, report: Report) -> Retraining:
+    past = lineage_of(home, champion)
+    table = retrain_stages(config, champion, past)
+    by_name = {stage.name: stage for stage in table}
+    rl = by_name[config.section("promotion", PromotionConfig).challenger]
+    gates = [name for name in (*rl.inputs, "drift", "reward_gate") if name in by_name and name != "champion"]
+    refs = cached_refs(table, config, gates, home=home)
+    if not refs.keys() >= set(gates) or _is_unfinished(home, config, gates):
+        refs = run_pipeline(table, config, gates, home=home, experiment=config.name)
+    if recipe_of(home, key_inputs(rl, config, refs)) == past.recipe:
+        outcome = f"nothing to do: version {champion.version} of {champion.name} was made from these very inputs"
+        return Retraining(result="unchanged", outcome=outcome, page=page_of(home, config.name, refs), refs=refs)
+    return _promote_retrained(home, config, table, champion, report=report)
+
+
+def _is_unfinished(home: Home, config: RunConfig, targets: Collection[str]) -> bool:
+    return is_unfinished(home, open_tracker(home), config.name, config, targets)
+
+
+def _promote_retrained(
+    home: Home, config: RunConfig, table: Sequence[Stage], champion: ModelVersion | None, *, report: Report
+) -> Retraining:
+    """Run what is not cached, then apply the decision; a cached decision is applied again."""
+    targets = [stage.name for stage in table if stage.name in ("drift", "reward_gate", "promote")]
+    refs = cached_refs(table, config, targets, home=home)
+    known = "promote" in refs and not _is_unfinished(home, config, targets)
+    if not known:
+        refs = run_pipeline(table, config, targets, home=home, experiment=config.name, report=report)
+    outcome = _apply(home, config, refs, over=champion)
+    if known:
+        outcome = f"nothing new: these inputs were trained on and compared before. {outcome}"
+    return Retraining(
+        result="unchanged" if known else "judged", outcome=outcome, page=page_of(home, config.name, refs), refs=refs
+    )
 
 
 @flow(name="rollback", flow_run_name="rollback {model} {version}", persist_result=False)
@@ -189,7 +278,7 @@ def rollback(
         version: The version to roll back, which must be the champion.
         reason: The reason, for the version's tags.
     """
-    return run_rollback(model, version, reason)
+    return _tell("roll-back", take_down(open_home(), model, version=version, reason=reason))
 
 
 @flow(name="approve", flow_run_name="approve {version}", persist_result=False)
@@ -201,7 +290,7 @@ def approve(version: Version, document: Document, signature: Signature) -> str:
         document: The signed line of JSON. The run that asked for the decision shows it.
         signature: The output of ssh-keygen -Y sign -n rlcore for that line, by a key among the approvers.
     """
-    return run_signed(version, decision="approve", document=document, signature=signature)
+    return _decide(version, "approve", document, signature)
 
 
 @flow(name="reject", flow_run_name="reject {version}", persist_result=False)
@@ -213,7 +302,12 @@ def reject(version: Version, document: Document, signature: Signature) -> str:
         document: The signed line of JSON. The run that asked for the decision shows it.
         signature: The output of ssh-keygen -Y sign -n rlcore for that line, by a key among the approvers.
     """
-    return run_signed(version, decision="reject", document=document, signature=signature)
+    return _decide(version, "reject", document, signature)
+
+
+def _decide(version: str, decision: str, document: str, signature: str) -> str:
+    outcome = apply_signature(open_home(), version, decision=decision, document=document, signature=signature)
+    return _tell("decision", outcome)
 
 
 @flow(name="gc", flow_run_name="gc older than {keep_days} days", persist_result=False)
@@ -223,10 +317,7 @@ def gc(keep_days: Annotated[int, Field(ge=0)] = 30) -> str:
     Args:
         keep_days: Age in days from which something can go.
     """
-    home = find_home()
-    configure_environment(home)
-    configure_logging()
-    text = collect(home, keep_days=keep_days).text
+    text = collect(open_home(), keep_days=keep_days).text
     report_markdown("what was cleaned", f"```text\n{text}```")
     return text
 
@@ -234,9 +325,6 @@ def gc(keep_days: Annotated[int, Field(ge=0)] = 30) -> str:
 @flow(name="dump", persist_result=False)
 def dump() -> str:
     """Dump the databases of the worker's state directory into its folder dumps, and keep the newest few."""
-    home = find_home()
-    configure_environment(home)
-    configure_logging()
-    text = make_dump(home)
+    text = make_dump(open_home())
     report_markdown("dump", text)
     return text

@@ -134,5 +134,7 @@ def _preflight(
     earlier: Sequence[str] = (),
 ) -> list[str]:
     from rlcore.tasks.preflight.preflight import preflight
+    from rlcore.tasks.promotion.approvers import approver_errors
 
-    return preflight(config, home, targets, refs, preset=preset, earlier=earlier)
+    of_approvers = approver_errors(home) if config.promotion else ()
+    return preflight(config, home, targets, refs, preset=preset, earlier=[*earlier, *of_approvers])

@@ -10,12 +10,12 @@ from rlcore.tasks.kinds.data.kind import data_stage
 from rlcore.tasks.kinds.drift.kind import drift_stage
 from rlcore.tasks.kinds.evaluate.kind import evaluate_stage
 from rlcore.tasks.kinds.kind import Stage, preset_stage, stages_of_data
-from rlcore.tasks.kinds.promote.kind import promote_stages
 from rlcore.tasks.kinds.reward_gate.kind import reward_gate_stage
 from rlcore.tasks.kinds.rl.kind import RlStage, rl_stage
 from rlcore.tasks.presets.graph import checkpoints, data_of, registered_starts, stage_order
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.presets.settings import PromotionConfig
+from rlcore.tasks.promotion.kind import promote_stages
 from rlcore.tasks.steps.base import prepare_stage_name
 from rlcore.tasks.steps.external import needed_reward_models
 
@@ -37,15 +37,6 @@ def stages(config: RunConfig) -> tuple[Stage, ...]:
 def datasets(config: RunConfig) -> tuple[str, ...]:
     """Return the stages that prepare the datasets."""
     return tuple(prepare_stage_name(name) for name in config.data)
-
-
-def promotion_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[Stage, ...]:
-    """Return the stages of a run, followed by the promotion of its challenger over the champion.
-
-    Raises:
-        ConfigError: the preset has no section promotion.
-    """
-    return (*stages(config), *promote_stages(config, champion))
 
 
 def retrain_stages(config: RunConfig, champion: ModelVersion, past: ChampionLineage) -> tuple[Stage, ...]:

@@ -11,13 +11,13 @@ import pytest
 from mlflow import MlflowClient
 
 from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.promotion import champion
+from rlcore.tasks.promotion.champion import Grounds
 from rlcore.tasks.run.pipeline import run_pipeline
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 from rlcore.tasks.store.audit_log import AuditEntry
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking import champion
-from rlcore.tasks.tracking.champion import Grounds
 from rlcore.tasks.tracking.mlflow_model import Card, Package
 from rlcore.tasks.tracking.registry import ModelVersion, register_model
 from rlcore.tasks.tracking.runs import Tracker

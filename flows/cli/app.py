@@ -16,19 +16,7 @@ from pathlib import Path
 from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 from rlcore.errors import ConfigError, RlcoreError
-from rlcore.flows.cli import (
-    agents,
-    approval,
-    delivery,
-    machine,
-    models,
-    retention,
-    runs,
-    servers,
-    settings,
-    show,
-    validate,
-)
+from rlcore.flows.cli import inspection, models, operation, training
 from rlcore.tasks.store.settings import BudgetReachedError
 
 USAGE_ERROR, FAILURE, BUDGET = 2, 1, 3
@@ -70,13 +58,11 @@ app = App(
 )
 _TRAIN, _MODELS, _INSPECT, _OPERATE = map(Group.create_ordered, ("Train", "Models", "Inspect", "Operate"))
 for _group, _commands in (
-    (_TRAIN, (runs.run, runs.plan, runs.retrain, validate.validate)),
-    (_MODELS, (runs.promote, models.rollback, delivery.export, delivery.serve)),
-    (_MODELS, (models.lineage, models.reproduce)),
-    (_INSPECT, (show.show, settings.config, servers.ui, machine.doctor)),
-    (_INSPECT, (agents.agent_check,)),
-    (_OPERATE, (approval.approve, approval.reject, approval.audit)),
-    (_OPERATE, (retention.gc, retention.dump, machine.upgrade)),
+    (_TRAIN, (training.run, training.plan, training.retrain, training.validate)),
+    (_MODELS, (models.promote, models.rollback, models.export, models.serve, models.lineage, models.reproduce)),
+    (_INSPECT, (inspection.show, inspection.config, inspection.ui, inspection.doctor, inspection.agent_check)),
+    (_OPERATE, (operation.approve, operation.reject, operation.audit)),
+    (_OPERATE, (operation.gc, operation.dump, operation.upgrade)),
 ):
     for _command in _commands:
         app.command(_command, group=_group)

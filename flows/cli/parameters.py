@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -53,16 +54,22 @@ Overrides = Annotated[
 Model = Annotated[str, Parameter(help="A registered model's version: tiny-grpo@champion or tiny-grpo/3.")]
 
 
-def open_home(*, reads: bool = False) -> Home:
+def open_home(*, reads: bool = False, asks_mlflow: bool = False) -> Home:
     """Prepare and return the state directory, with this process's environment and log.
 
-    ``reads``: the command only shows what is there, and creates no state directory.
+    ``reads``: the command only shows what is there, and creates no state directory. ``asks_mlflow``: it needs MLflow at
+    once; a person does not wait for a server as long as a run.
     Raises:
         StorageError: it cannot be made or written.
+        ServiceError: MLflow's server does not answer, or refuses the user.
     """
     home = find_home()
     (configure_reading if reads else configure_environment)(home)
     configure_logging()
+    if asks_mlflow and os.environ["MLFLOW_TRACKING_URI"].startswith("http"):
+        from rlcore.tasks.operations.doctor import require_mlflow
+
+        require_mlflow()
     return home
 
 

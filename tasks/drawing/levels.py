@@ -1,12 +1,15 @@
-"""Confidence levels and intervals as text and as metrics."""
+"""Confidence levels, intervals and checks with intervals as text and as metrics."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from rlcore.tasks.store.markdown import plain
+
 if TYPE_CHECKING:
     from rlcore.evaluation.intervals import Interval
+    from rlcore.evaluation.promotion import Check, PromotionDecision
 
 
 def format_level(confidence: float) -> str:
@@ -28,3 +31,17 @@ def other_levels(levels: Mapping[str, float], confidence: float) -> str:
 def with_bounds(name: str, interval: Interval) -> dict[str, float]:
     """Return an interval as three metrics: ``name``, ``name_low`` and ``name_high``."""
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
+def check_table(decision: PromotionDecision) -> str:
+    """Return a row per check. The interval has the confidence of the look."""
+    interval = f"{format_level(1 - 2 * decision.alpha)} interval"
+    lines = [f"| check | estimate | {interval} | limit | p | passed |", "|---|---|---|---|---|---|"]
+    return "\n".join(lines + [_row(check) for check in decision.checks])
+
+
+def _row(check: Check) -> str:
+    p_value = "–" if check.p_value is None else f"{check.p_value:.2g}"
+    interval = f"[{check.low:.3f}, {check.high:.3f}]" if check.low < check.high else "–"
+    passed = "yes" if check.passed else "**no**"
+    return f"| {plain(check.name)} | {check.estimate:.3f} | {interval} | {check.limit:.3f} | {p_value} | {passed} |"

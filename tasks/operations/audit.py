@@ -7,11 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 from rlcore.errors import ModelError, PromotionError, shown
-from rlcore.tasks.store.approvers import OFF, verify
-from rlcore.tasks.store.audit_log import AuditEntry, audit_path, chain_errors, read_entries
-from rlcore.tasks.store.locks import scratch_folder
-from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking.champion import (
+from rlcore.tasks.promotion.approvers import OFF, verify
+from rlcore.tasks.promotion.champion import (
     APPROVE,
     AWAIT,
     NOBODY,
@@ -25,6 +22,9 @@ from rlcore.tasks.tracking.champion import (
     moved_text,
     number_of,
 )
+from rlcore.tasks.store.audit_log import AuditEntry, audit_path, chain_errors, read_entries
+from rlcore.tasks.store.locks import scratch_folder
+from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.database import require_made
 from rlcore.tasks.tracking.registry import ModelVersion, champions, download_model
 from rlcore.tasks.tracking.runs import open_tracker

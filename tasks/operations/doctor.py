@@ -231,6 +231,17 @@ def server(name: str, variable: str, without: str) -> DoctorCheck:
     return _ok(subject, f"{url} answers {answer.status_code} to {'everybody' if is_open else f'the user {user}'}")
 
 
+def require_mlflow() -> None:
+    """Require that MLflow's server answers within seconds, if there is one: a run waits for it, a reader does not.
+
+    Raises:
+        ServiceError: it does not answer, or refuses the user.
+    """
+    check = server("MLflow", _MLFLOW, "")
+    if check.state == "missing":
+        raise ServiceError(f"{check.subject}: {check.text}", where=_MLFLOW, fix=check.fix)
+
+
 def access_to(name: str) -> dict[str, Any]:
     """Return user and password for a server, and headers for a proxy before it, as its client has them."""
     if name == "Prefect":

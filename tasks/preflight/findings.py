@@ -13,7 +13,7 @@ from rlcore.config import to_dict
 from rlcore.data_contracts.gate.files import format_of, opened, row_files
 from rlcore.errors import ConfigError
 from rlcore.strict_config import build
-from rlcore.tasks.preflight.model_facts import ModelFiles, code_state
+from rlcore.tasks.preflight.model_checks import ModelFiles, code_state
 from rlcore.tasks.preflight.reference_checks import without_references
 from rlcore.tasks.presets.data import HUB, DatasetConfig, too_few_held_out
 from rlcore.tasks.presets.graph import Graders, graders_of

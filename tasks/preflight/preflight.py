@@ -17,25 +17,26 @@ from rlcore.errors import ModelError, RlcoreError, StorageError
 from rlcore.rewards.user_function import columns_needed, lacking
 from rlcore.tasks.keys.machine import known_machine
 from rlcore.tasks.kinds.kind import IMPORT
-from rlcore.tasks.preflight.config_warnings import unread_data, unusual_values
 from rlcore.tasks.preflight.findings import Finding, key_of, refusal, row_findings
 from rlcore.tasks.preflight.model_checks import (
+    ModelFacts,
     adapter_errors,
     extras_errors,
+    model_facts,
     source_errors,
     target_errors,
 )
-from rlcore.tasks.preflight.model_facts import ModelFacts, model_facts
 from rlcore.tasks.preflight.preset_checks import (
     PreflightContext,
     above_budget,
-    approval_errors,
     budget_errors,
     data_errors,
     evaluation_errors,
     stage_errors,
     tool_errors,
     uncounted,
+    unread_data,
+    unusual_values,
 )
 from rlcore.tasks.preflight.reference_checks import (
     first_prompts,
@@ -93,7 +94,6 @@ def _preflight(
     own = [
         *([] if earlier and _lacks_tables(config, earlier) else config.errors),
         *tool_errors(config.tracking),
-        *approval_errors(config, home),
         *source_errors(config.model),
         *extras_errors(config, stages, is_imported=IMPORT in known),
         *target_errors(config, stages, model.size),

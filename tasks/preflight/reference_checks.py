@@ -17,7 +17,7 @@ from rlcore.errors import DataError
 from rlcore.rewards.base import VERIFIERS
 from rlcore.strict_config import build
 from rlcore.tasks.kinds.win_rate.kind import DISJOINT, WinRateStage, shared_pairs
-from rlcore.tasks.preflight.model_facts import code_state
+from rlcore.tasks.preflight.model_checks import code_state
 from rlcore.tasks.presets.data import HUB, DatasetConfig
 from rlcore.tasks.presets.graph import data_of, evaluated_data, rewards_of
 from rlcore.tasks.presets.run import RunConfig

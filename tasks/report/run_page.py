@@ -9,8 +9,8 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from rlcore.tasks.drawing.head_to_head import eval_points
 from rlcore.tasks.drawing.levels import format_level, other_levels
+from rlcore.tasks.drawing.plots import eval_points
 from rlcore.tasks.drawing.result import of_kind
 from rlcore.tasks.keys.cache_keys import level_of
 from rlcore.tasks.keys.machine import known_machine
@@ -19,13 +19,12 @@ from rlcore.tasks.kinds.compare.step import evaluations_in
 from rlcore.tasks.presets.graph import contrasts, evaluated_data
 from rlcore.tasks.presets.key_reference import REQUIRED, Key, describe
 from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.promotion.approvers import read_approvers
 from rlcore.tasks.report import run_data as data
-from rlcore.tasks.report import run_info as facts
 from rlcore.tasks.report.rollout_traces import rollout_traces
-from rlcore.tasks.report.run_info import Origin
+from rlcore.tasks.report.run_data import Origin
 from rlcore.tasks.run.prefect_bridge import current_flow_run, report_link, report_markdown
 from rlcore.tasks.run.stages import PipelineRun
-from rlcore.tasks.store.approvers import read_approvers
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import code_version
 from rlcore.tasks.store.markdown import code
@@ -193,13 +192,13 @@ def _facts(config: RunConfig, folders: Mapping[str, Path], origin: Origin) -> di
     return {
         "origin": origin,
         "level": format_level(config.evaluation.confidence),
-        "explain": facts.explain,
-        "facts": facts.model_facts(config, folders) | facts.machine_facts(config),
-        "stages": facts.stage_facts(config),
+        "explain": data.explain,
+        "facts": data.model_facts(config, folders) | data.machine_facts(config),
+        "stages": data.stage_facts(config),
         "changed": from_defaults(config),
         "against": from_preset(config, origin.base) if origin.base else [],
         "monitored": sum(min(config.evaluation.num_monitor_problems, each.num_eval) for each in data_sets),
-        "marked": facts.asks_for_marks(config),
+        "marked": data.asks_for_marks(config),
     }
 
 
@@ -207,8 +206,8 @@ def _results(config: RunConfig, folders: Mapping[str, Path]) -> dict[str, Any]:
     histories, confidence = data.histories_of(folders), config.evaluation.confidence
     return {
         "accuracies": data.accuracies(folders),
-        "shapes": facts.rollout_shapes(folders),
-        "reward_models": facts.reward_model_facts(folders),
+        "shapes": data.rollout_shapes(folders),
+        "reward_models": data.reward_model_facts(folders),
         "contrasts": data.differences(folders, contrasts(config), confidence=confidence),
         "health": data.health(folders),
         "labels": list(histories),

@@ -137,7 +137,7 @@ def _head(path: Path) -> str:
 
 
 def _rl_lines(home: Home, refs: Mapping[str, ArtifactRef]) -> Iterator[str]:
-    from rlcore.tasks.report.run_info import rollout_shapes
+    from rlcore.tasks.report.run_data import rollout_shapes
 
     folders = {name: home.root / ref.uri for name, ref in refs.items()}
     shapes = rollout_shapes(folders)

@@ -181,7 +181,7 @@ def _machine(config: RunConfig) -> str:
 def _show_memory(config: RunConfig, home: Home, refs: Mapping[str, ArtifactRef], stages: Sequence[str]) -> None:
     if not stages:
         return
-    from rlcore.tasks.preflight.model_facts import model_facts
+    from rlcore.tasks.preflight.model_checks import model_facts
     from rlcore.tasks.preflight.sizes import memory_lines
 
     for line in memory_lines(config, model_facts(config, home, refs).size, stages):

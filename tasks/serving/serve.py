@@ -35,8 +35,8 @@ from rlcore.models.loading import load_policy
 from rlcore.openai_api.guard import LOOPBACK, Limits
 from rlcore.openai_api.server import Server, listen
 from rlcore.sampling.vllm import guard
-from rlcore.tasks.promotion.export import RegisteredVersion, open_registered
 from rlcore.tasks.serving.engine import Engine, VllmEngine
+from rlcore.tasks.serving.export import RegisteredVersion, open_registered
 from rlcore.tasks.serving.front import Served, front
 from rlcore.tasks.serving.native import NativeEngine
 from rlcore.tasks.store.settings import Home

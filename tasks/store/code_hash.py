@@ -61,7 +61,7 @@ NEUTRAL = (
     "rlcore.training.audit",
 )
 _KIND = re.compile(r"rlcore\.tasks\.kinds(\.\w+)?")  # says where its parts are
-_NOT_COMPUTED = re.compile(r"rlcore\.tasks\.kinds\.\w+\.(kind|page)")
+_NOT_COMPUTED = re.compile(r"rlcore\.tasks\.(kinds\.\w+|promotion)\.(kind|page)")
 _MEASURES = ("psutil",)  # external packages that inspect the machine and change no result
 _ROOT = Path(rlcore.__file__).resolve().parents[1]
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders of installed distributions

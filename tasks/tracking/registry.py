@@ -1,6 +1,6 @@
 """Model registry: versions registered with MLflow as plain files, never pickles; their tags, aliases and removal.
 
-:mod:`rlcore.tasks.tracking.champion` moves the aliases that say which version is served. A cleaned version stays with
+:mod:`rlcore.tasks.promotion.champion` moves the aliases that say which version is served. A cleaned version stays with
 its tags, cards and the record of its data. Its tag ``cleaned`` comes before the removal of the weights and has the date
 after it, so that a killed call is repeated.
 """

@@ -11,6 +11,7 @@ from prefect import flow
 
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.kind import Stage
+from rlcore.tasks.promotion.champion import Grounds, promote
 from rlcore.tasks.run.leases import leased
 from rlcore.tasks.run.pipeline import run_pipeline
 from rlcore.tasks.run.prefect_bridge import call_flow
@@ -19,7 +20,6 @@ from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.audit_log import local_actor
 from rlcore.tasks.store.settings import configure_environment, configure_logging, find_home
 from rlcore.tasks.store.storage import note_digest, read_json, write_json, write_table
-from rlcore.tasks.tracking.champion import Grounds, promote
 from rlcore.tasks.tracking.registry import find_by_sha256
 from rlcore.tasks.tracking.runs import open_tracker
 from tests.toys import ToyConfig, no_sections

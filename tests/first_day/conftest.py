@@ -1,8 +1,11 @@
-"""Fixtures of the first day: a user's own model folder."""
+"""Model folder and rows of a user, for the tests of the first day."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,3 +21,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made") / "model"
     import_model(ModelConfig(source="scratch", shape=SHAPE), folder, seed=0)
     return folder
+
+
+def rows(first: int = 0, **changes: Any) -> list[dict[str, Any]]:
+    """Sixty rows of the contract ``prompts``."""
+    return [
+        {
+            "prompt_id": f"q{number}",
+            "messages": [{"role": "user", "content": f"What is {number} + 4?"}],
+            "reference": f"{number + 4}",
+            "task": "sums",
+            **changes,
+        }
+        for number in range(first, first + 60)
+    ]
+
+
+def write(path: str, values: Iterable[object]) -> str:
+    Path(path).write_text("".join(json.dumps(value) + "\n" for value in values))
+    return path

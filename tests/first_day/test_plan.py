@@ -7,7 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from rlcore.flows.cli.app import main
 from rlcore.rewards.answers import accepted_answers
 from rlcore.tasks.preflight import sizes
 from rlcore.tasks.store.settings import Home
+from tests.first_day.conftest import rows, write
 
 PRESET = """extends = "chat"
 name = "mine"
@@ -59,24 +60,6 @@ def project(tmp_path: Path, home: Home, model: Path, monkeypatch: pytest.MonkeyP
     Path("mine.toml").write_text(PRESET)
     write("rows.jsonl", rows())
     return tmp_path
-
-
-def rows(**changes: Any) -> list[dict[str, Any]]:
-    return [
-        {
-            "prompt_id": f"q{number}",
-            "messages": [{"role": "user", "content": f"What is {number} + 4?"}],
-            "reference": f"{number + 4}",
-            "task": "sums",
-            **changes,
-        }
-        for number in range(60)
-    ]
-
-
-def write(path: str, values: Iterable[object]) -> str:
-    Path(path).write_text("".join(json.dumps(value) + "\n" for value in values))
-    return path
 
 
 def planned(capsys: pytest.CaptureFixture[str], *overrides: str) -> Said:

@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from rlcore.flows.cli.app import main
 from rlcore.tasks.store.settings import Home
+from tests.first_day.conftest import rows, write
 
 PRESET = """extends = "chat"
 name = "mine"
@@ -41,15 +42,10 @@ HEAVY = ("torch", "transformers", "numpy", "pandas", "pyarrow", "pandera", "mlfl
 COMMAND = f"""
 import json, sys
 from rlcore.flows.cli.app import main
-code = main()
-print(json.dumps([code, [name for name in {HEAVY!r} if name in sys.modules]]))
+for arguments in json.loads(sys.argv[1]):
+    code = main(["plan", "mine.toml", *arguments])
+    print(json.dumps([code, [name for name in {HEAVY!r} if name in sys.modules]]))
 """
-
-
-class Done(NamedTuple):
-    code: int
-    imported: list[str]
-    text: str
 
 
 @pytest.fixture
@@ -63,52 +59,37 @@ def project(tmp_path: Path, home: Home, model: Path, monkeypatch: pytest.MonkeyP
     shutil.move("model/chat_template.jinja", "own.jinja")
     Path("mine.toml").write_text(PRESET)
     Path("own_rewards.py").write_text(REWARDS)
-    write_rows("rows.jsonl", 0)
-    write_rows("held_out.jsonl", 100)
+    write("rows.jsonl", rows())
+    write("held_out.jsonl", rows(100))
     return folder
 
 
-def write_rows(path: str, start: int, **changes: Any) -> None:
-    rows = (
-        {
-            "prompt_id": f"q{number}",
-            "messages": [{"role": "user", "content": f"What is {number} + 4?"}],
-            "reference": f"{number + 4}",
-            "task": "sums",
-            **changes,
-        }
-        for number in range(start, start + 60)
-    )
-    Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+def planned(project: Path, *plans: list[str]) -> tuple[list[Any], list[str], str]:
+    """Plan in a process of its own, in a folder without a state directory.
 
-
-def planned(project: Path, *arguments: str) -> Done:
-    """Plan in a process of its own, in a folder without a state directory."""
+    Returns code and heavy modules after each plan, the beginnings of the other lines, and all text.
+    """
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("RLCORE_", "MLFLOW_"))}
     variables |= {"XDG_CACHE_HOME": str(project.parent / "cache"), "PYTHONPATH": str(project)}
-    command = [sys.executable, "-c", COMMAND, "plan", "mine.toml", *arguments]
+    command = [sys.executable, "-c", COMMAND, json.dumps(plans)]
     done = subprocess.run(command, capture_output=True, text=True, env=variables, cwd=project, check=False)
-    text, _, last = done.stdout.rstrip().rpartition("\n")
-    code, imported = json.loads(last)
-    return Done(code, imported, text + done.stderr)
+    ends = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    lines = [line.partition(" ")[0] for line in done.stdout.splitlines() if ": " in line]
+    return ends, lines, done.stdout + done.stderr
 
 
 def test_an_edited_preset_of_the_same_model_and_rows_is_planned_without_a_library_and_before_any_run(
     project: Path,
 ) -> None:
-    first = planned(project)
-    assert first.code == 0, first.text
-    assert first.imported
+    (first,), lines, text = planned(project, [])
+    assert first[0] == 0 and first[1], text
     edits = ("learning_rate=2e-6", "num_iterations=70", "prompts_per_iteration=3", "sampling.temperature=0.9")
-    second = planned(project, *(word for edit in edits for word in ("--set", f"stages.grpo.{edit}")))
-    assert (second.code, second.imported) == (0, []), second.text
-    assert [line.partition(" ")[0] for line in first.text.splitlines() if ": " in line] == [
-        line.partition(" ")[0] for line in second.text.splitlines() if ": " in line
-    ]
+    edited = [word for edit in edits for word in ("--set", f"stages.grpo.{edit}")]
+    wrong = ["--set", "stages.grpo.learning_rat=1", "--set", "data.prompts.path=none.jsonl"]
+    later, again, text = planned(project, edited, wrong)
+    assert (later, again) == ([[0, []], [2, []]], lines), text
     assert not (project / ".rlcore").exists()
-    wrong = planned(project, "--set", "stages.grpo.learning_rat=1", "--set", "data.prompts.path=none.jsonl")
-    assert (wrong.code, wrong.imported) == (2, [])
-    assert "did you mean stages.grpo.learning_rate?" in wrong.text and "'none.jsonl': no such file" in wrong.text
+    assert "did you mean stages.grpo.learning_rate?" in text and "'none.jsonl': no such file" in text
 
 
 def edit_json(path: str, **changes: Any) -> None:
@@ -116,10 +97,10 @@ def edit_json(path: str, **changes: Any) -> None:
 
 
 BREAKS: dict[str, tuple[Callable[[], object], str]] = {
-    "a row": (lambda: write_rows("rows.jsonl", 0, reference=4), "data.prompts: reference: must be a text"),
-    "a held-out row": (lambda: write_rows("held_out.jsonl", 100, messages=[]), "data.prompts: messages"),
+    "a row": (lambda: write("rows.jsonl", rows(reference=4)), "data.prompts: reference: must be a text"),
+    "a held-out row": (lambda: write("held_out.jsonl", rows(100, messages=[])), "data.prompts: messages"),
     "no file of rows": (lambda: Path("rows.jsonl").unlink(), "data.prompts.path = 'rows.jsonl': no such file"),
-    "a row without a reference": (lambda: write_rows("rows.jsonl", 0, reference=""), "stages.grpo.rewards.0: 'math'"),
+    "a row without a reference": (lambda: write("rows.jsonl", rows(reference="")), "stages.grpo.rewards.0: 'math'"),
     "the template": (lambda: Path("own.jinja").write_text("{{ messages }}"), "model.path: the chat template"),
     "positions": (lambda: edit_json("model/config.json", max_position_embeddings=100), "data.prompts.max_tokens = 128"),
     "an architecture": (lambda: edit_json("model/config.json", model_type="none"), "model.path: model_type = 'none'"),

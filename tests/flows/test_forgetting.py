@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rlcore.extras import install_command
-from rlcore.flows.run import run_promotion
+from rlcore.flows.flows import promote
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, read_table
 from tests.flows.conftest import ROOT, arguments, environment
@@ -103,7 +103,7 @@ def write(folder: Path) -> str:
 
 
 def verdict(home: Home, preset: str, *overrides: str) -> dict[str, Any]:
-    refs = run_promotion(preset, ("hardware.num_threads=1", "data.demonstrations.options={}", *ONE_LAYER, *overrides))
+    refs = promote.fn(preset, ("hardware.num_threads=1", "data.demonstrations.options={}", *ONE_LAYER, *overrides))
     found: dict[str, Any] = read_json(home.root / refs["promote"].uri / "verdict.json")["verdict"]
     return found
 

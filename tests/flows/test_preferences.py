@@ -23,9 +23,7 @@ from tests.flows.homes import folder, record, weights, without
 from tests.flows.micro import MICRO as TINY
 from tests.flows.test_recipes import MICRO, comparison, overrides_of
 from tests.flows.warm import run_warm
-from tests.judge_server import serving
 from tests.processes import wait_for_line
-from tests.rlcore.rewards.test_pair_judge import longer_wins
 
 DPO = "rlhf_dpo"
 
@@ -229,21 +227,6 @@ def test_every_verdict_is_kept_beside_its_answers_and_equal_answers_are_half(jud
     same = table["first"] == table["second"]
     assert set(table["forward"][same]) <= {0.5}
     assert table["asked"].tolist() == (~same).tolist()
-
-
-@pytest.mark.slow  # tests/rlcore/rewards/test_pair_judge.py has the endpoint, tests/tasks/kinds the sums
-def test_an_endpoint_judges_and_its_tokens_are_priced(judged_home: Path, tmp_path: Path) -> None:
-    with serving(longer_wins) as (state, url):
-        state.usage = {"prompt_tokens": 100, "completion_tokens": 5}
-        options = f"{{base_url='{url}',model='m',prompt_price=1.0}}"
-        judge = f"stages.win_rate.judge={{kind='judge',options={options}}}"
-        shutil.copytree(judged_home, tmp_path, dirs_exist_ok=True)
-        shutil.rmtree(tmp_path / "artifacts" / "win_rate")
-        found = account(judged(tmp_path, judge, "stages.win_rate.greedy=false"))
-    assert found["calls"] == len(state.bodies) > 16
-    assert found["tokens"] == 105 * found["calls"]
-    assert found["cost"] == pytest.approx(1e-4 * found["calls"])
-    assert found["failed_calls"] == 0
 
 
 def test_the_graph_knows_both_sides_the_judge_and_its_pairs() -> None:

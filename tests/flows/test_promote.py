@@ -15,8 +15,10 @@ import pytest
 
 from rlcore.errors import ConfigError, DataError, PromotionError
 from rlcore.flows.cli.app import main
-from rlcore.flows.run import run_promotion, run_rollback
-from rlcore.tasks.kinds.promote.step import (
+from rlcore.flows.flows import promote, rollback
+from rlcore.tasks.presets.settings import OwnLimits, PromotionConfig
+from rlcore.tasks.promotion.champion import last_move
+from rlcore.tasks.promotion.step import (
     compared,
     compared_by_wins,
     comparison_digest,
@@ -27,12 +29,10 @@ from rlcore.tasks.kinds.promote.step import (
     require_tasks,
     wins_of,
 )
-from rlcore.tasks.presets.settings import OwnLimits, PromotionConfig
 from rlcore.tasks.run.pages import page_folder
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_json, write_table
-from rlcore.tasks.tracking.champion import last_move
 from rlcore.tasks.tracking.registry import CANDIDATE, CHALLENGER, CHAMPION, PREVIOUS, find_version
 from rlcore.tasks.tracking.runs import open_tracker
 from tests.flows.conftest import ran
@@ -84,7 +84,7 @@ def promoting(home: Home, trained: Path) -> Home:
 
 @pytest.fixture
 def run(promoting: Home, trained: Path) -> Run:
-    return lambda recipe, *overrides: run_promotion("tiny", (*overrides_of(trained, recipe), *overrides))
+    return lambda recipe, *overrides: promote.fn("tiny", (*overrides_of(trained, recipe), *overrides))
 
 
 def verdict(home: Home, refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
@@ -144,15 +144,15 @@ def test_a_better_model_is_promoted_a_worse_one_refused_and_a_champion_taken_dow
     assert moved.details["verdict"] == refs["promote"].sha256
 
     (tmp_path / "mine.toml").write_text('extends = "tiny"\nname = "mine v1.2"\n', encoding="utf-8")
-    mine = run_promotion(str(tmp_path / "mine.toml"), overrides_of(trained, RIGHT))
+    mine = promote.fn(str(tmp_path / "mine.toml"), overrides_of(trained, RIGHT))
     assert mine["sft"] == refs["sft"]  # from the cache
     champion = find_version(open_tracker(promoting), "mine v1.2-sft", CHAMPION)
     assert champion is not None and champion.sha256 == refs["sft"].sha256
     assert not warnings_of(caplog)  # right in every answer
-    other = run_promotion(str(tmp_path / "mine.toml"), overrides_of(trained, WRONG))
+    other = promote.fn(str(tmp_path / "mine.toml"), overrides_of(trained, WRONG))
     assert verdict(promoting, other)["look"] == 3  # at the same prompts, under another name
 
-    assert run_rollback(NAME, 2, "rude").endswith("version 1 is champion again")
+    assert rollback.fn(NAME, 2, "rude").endswith("version 1 is champion again")
     with pytest.raises(PromotionError, match="has been rolled back"):
         run(RIGHT)
     assert aliases(promoting)[CHAMPION] == 1
@@ -344,7 +344,7 @@ def talk(folder: Path, recipe: tuple[int, int], *overrides: str) -> Mapping[str,
     files = write_files(folder, right=right)
     rows = [json.loads(line) for line in (folder / "prompts.jsonl").read_text().splitlines()]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(row | {"reference": ""}) + "\n" for row in rows))
-    return run_promotion(str(folder / "talk.toml"), (*SMALL, *files, f"stages.sft.num_steps={steps}", *overrides))
+    return promote.fn(str(folder / "talk.toml"), (*SMALL, *files, f"stages.sft.num_steps={steps}", *overrides))
 
 
 def test_a_win_rate_decides_where_no_program_can_and_a_judge_without_an_audit_decides_nothing(
@@ -413,6 +413,6 @@ def test_a_limit_on_the_kl_needs_a_run_that_measured_it() -> None:
 
 def test_a_preset_without_the_section_or_with_an_impossible_challenger_is_refused(home: Home) -> None:
     with pytest.raises(ConfigError, match=r"no section \[promotion\]"):
-        run_promotion("smollm2", ())
+        promote.fn("smollm2", ())
     with pytest.raises(ConfigError, match="no checkpoint of this preset"):
-        run_promotion("tiny", ["promotion.challenger=sft_kept"])
+        promote.fn("tiny", ["promotion.challenger=sft_kept"])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlcore.errors import ConfigError, DataError
-from rlcore.flows.run import run_retrain
+from rlcore.flows.flows import retrain
 from rlcore.tasks.operations.rows import find_rows
 from rlcore.tasks.run import events
 from rlcore.tasks.run.events import PROMOTED, REFUSED
@@ -41,13 +41,13 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
     monkeypatch.setattr(events, "_tell", tell)
     data = write_data(tmp_path / "data")
 
-    first = run_retrain("retrain", data)
+    first = retrain.fn("retrain", data)
     assert first.outcome.endswith("Passed: the first champion, within every limit.")
-    again = run_retrain("retrain", data)
+    again = retrain.fn("retrain", data)
     assert (again.result, aliases(tracked_home)) == ("unchanged", {CHAMPION: 1})
     assert "version 1 of retrain-grpo was made from these very inputs" in again.outcome
 
-    better = run_retrain("retrain", (*data, *LEARN))
+    better = retrain.fn("retrain", (*data, *LEARN))
     assert (better.result, aliases(tracked_home)) == ("judged", {CHAMPION: 2, PREVIOUS: 1})
     assert "the accepted rows, unchanged" in better.page
     assert "It is the champion's reward model" in better.page
@@ -67,10 +67,10 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
     assert read_tags(tracker, two)["parents"].startswith("champion:")
 
     require_models_of_a_row(tracked_home, tmp_path / "rows.jsonl")
-    worse = run_retrain("retrain", (*data, *SPOIL))
+    worse = retrain.fn("retrain", (*data, *SPOIL))
     assert (worse.result, "Refused" in worse.outcome) == ("judged", True)
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
-    known = run_retrain("retrain", (*data, *SPOIL))
+    known = retrain.fn("retrain", (*data, *SPOIL))
     assert (known.result, known.outcome.startswith("nothing new")) == ("unchanged", True)
     acts = [each for each in notices.values() if each[0] in (PROMOTED, REFUSED)]
     assert acts == [(PROMOTED, "1"), (PROMOTED, "2"), (REFUSED, "3")]  # of each act, and once
@@ -80,13 +80,13 @@ def test_a_champion_is_made_trained_on_kept_from_worse_ones_and_from_drifted_dat
     tracker.client.set_terminated(newest, "KILLED")
     page = max(tracked_home.pages.glob("retrain/promote/*/verdict.md"), key=lambda path: path.stat().st_mtime)
     shutil.rmtree(page.parent)
-    finished = run_retrain("retrain", (*data, *SPOIL))
+    finished = retrain.fn("retrain", (*data, *SPOIL))
     assert (finished.result, page.is_file()) == ("judged", True)
     assert tracker.client.get_run(newest).info.status == "FINISHED"
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}
 
     with pytest.raises(DataError, match="drift from the last accepted") as caught:
-        run_retrain("retrain", (*write_data(tmp_path / "long", digits=30), *LEARN))
+        retrain.fn("retrain", (*write_data(tmp_path / "long", digits=30), *LEARN))
     page = Path(caught.value.where).read_text(encoding="utf-8")
     assert "## prompts: refuse" in page
     assert "| prompt_tokens | **refuse** |" in page
@@ -124,7 +124,7 @@ def require_no_way_around_the_drift_gate(home: Home, drifted: tuple[str, ...], m
         if damage:
             account.write_text(damage, encoding="utf-8")
         with refused:
-            run_retrain("retrain", drifted)
+            retrain.fn("retrain", drifted)
         assert json.loads(account.read_text(encoding="utf-8"))["datasets"].keys() >= {"prepare_prompts"}
     for snapshot in home.artifacts.glob("dataset/*"):
         shutil.rmtree(snapshot)
@@ -132,25 +132,25 @@ def require_no_way_around_the_drift_gate(home: Home, drifted: tuple[str, ...], m
     unknown.write_text('{"prompt": "12"}\n', encoding="utf-8")
     assert any(f"rows unknown: removed; models: {NAME}/1" in line for line in find_rows(home, unknown)[1])
     with pytest.raises(DataError, match=r"prompts: .*prompt_tokens \(PSI"):
-        run_retrain("retrain", drifted)
+        retrain.fn("retrain", drifted)
     account.unlink()
     with pytest.raises(DataError, match=r"cannot be read .* nor made again .its data are gone: prepare_prompts "):
-        run_retrain("retrain", drifted)
+        retrain.fn("retrain", drifted)
     account.write_text(written, encoding="utf-8")
     other = Home(home.root.with_name("other"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", home.tracking_uri)
     monkeypatch.setenv("RLCORE_HOME", str(other.root))
     with pytest.raises(DataError, match=r"prompts: .*prompt_tokens \(PSI"):
-        run_retrain("retrain", drifted)
+        retrain.fn("retrain", drifted)
     tracker.client.delete_model_version_tag(NAME, "2", "past")
     with pytest.raises(DataError, match="it has none"):
-        run_retrain("retrain", drifted)
+        retrain.fn("retrain", drifted)
     monkeypatch.setenv("RLCORE_HOME", str(home.root))
 
 
 def test_a_preset_without_the_section_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"no section \[retrain\]"):
-        run_retrain("tiny", ())
+        retrain.fn("tiny", ())
 
 
 JUDGED = """
@@ -190,13 +190,13 @@ def test_a_judge_at_an_endpoint_decides_whether_a_retrained_model_becomes_the_ch
     with serving(likes_the_right_answer) as (state, url):
         judge = f"stages.wins.judge={{kind='judge',options={{base_url='{url}',model='m'}}}}"
         data = (*write_data(tmp_path / "data"), judge)
-        first = run_retrain(str(preset), data)
+        first = retrain.fn(str(preset), data)
         assert first.outcome.endswith("Passed: the first champion, within every limit.")
         asked = len(state.bodies)
-        better = run_retrain(str(preset), (*data, *LEARN))
+        better = retrain.fn(str(preset), (*data, *LEARN))
         assert (better.result, aliases(tracked_home)) == ("judged", {CHAMPION: 2, PREVIOUS: 1})
         assert "win rate" in better.page
         assert len(state.bodies) > asked + 100  # a hundred pairs, those that are not equal in both orders
-        worse = run_retrain(str(preset), (*data, *SPOIL))
+        worse = retrain.fn(str(preset), (*data, *SPOIL))
     assert (worse.result, "Refused" in worse.outcome) == ("judged", True)
     assert aliases(tracked_home) == {CHAMPION: 2, PREVIOUS: 1, CHALLENGER: 3}

@@ -15,11 +15,12 @@ import torch
 from rlcore.errors import ConfigError
 from rlcore.flows.presets import open_preset
 from rlcore.flows.run import run_targets
-from rlcore.flows.stages import promotion_stages, stages
+from rlcore.flows.stages import stages
 from rlcore.tasks.keys.cache_keys import function_of, key_of
 from rlcore.tasks.keys.key_inputs import key_inputs
 from rlcore.tasks.kinds.kind import Stage
 from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.promotion.kind import promote_stages
 from rlcore.tasks.store import code_hash
 from rlcore.tasks.store.artifacts import ArtifactRef
 from rlcore.tasks.store.code_hash import closure_digests
@@ -240,7 +241,7 @@ ON_CPU = ("hardware.device=cpu", "hardware.num_threads=1")
 
 
 def stages_of(config: RunConfig) -> tuple[Stage, ...]:
-    return promotion_stages(config, None) if config.promotion else stages(config)
+    return (*stages(config), *(promote_stages(config, None) if config.promotion else ()))
 
 
 def machine_keys(config: RunConfig) -> Mapping[str, tuple[str, bool]]:

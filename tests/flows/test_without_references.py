@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError
+from rlcore.flows.flows import promote
 from rlcore.flows.plan import every_target, plan_run
 from rlcore.flows.presets import open_preset
-from rlcore.flows.run import run_promotion, run_targets
+from rlcore.flows.run import run_targets
 from rlcore.flows.stages import stages
 from rlcore.tasks.keys.cache_keys import key_of
 from rlcore.tasks.keys.key_inputs import key_inputs
@@ -107,7 +108,7 @@ def test_rewards_work_without_references_and_no_accuracy_is_reported(tracked_hom
 
 def test_a_promotion_without_references_is_refused_before_work(tracked_home: Home, preset: str) -> None:
     with pytest.raises(ConfigError, match="promotion: is decided by accuracy"):
-        run_promotion(preset, ["promotion={challenger='brief'}"])
+        promote.fn(preset, ["promotion={challenger='brief'}"])
     assert not list(tracked_home.artifacts.rglob("*.json"))
 
 

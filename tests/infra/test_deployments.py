@@ -10,8 +10,8 @@ import pytest
 from prefect.utilities.callables import parameter_schema
 from prefect.utilities.schema_tools import ValidationError, validate
 
+from infra.services.deployments import all_deployments, closed, names_by_preset, read_yaml, resolve_ids, with_form
 from infra.services.layout import CODE, POOL, QUEUE
-from infra.services.provision import all_deployments, closed, names_by_preset, read_yaml, resolve_ids, with_form
 from rlcore.algorithms.table import ALGORITHMS
 from rlcore.flows.flows import online_rl
 from rlcore.flows.plan import preflight_lines

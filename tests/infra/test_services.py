@@ -19,6 +19,7 @@ import yaml
 
 from infra.services import provision, supervisor
 from infra.services.__main__ import bring_up, take_down
+from infra.services.deployments import all_deployments, write_deployments
 from infra.services.layout import (
     MARK,
     Layout,
@@ -30,7 +31,6 @@ from infra.services.layout import (
     saved_layout,
     write_client_file,
 )
-from infra.services.provision import all_deployments, write_deployments
 from infra.services.supervisor import KEPT, ServiceProcess, rotate, stop_orphans
 from infra.services.table import SERVICES, Service
 from rlcore.errors import ConfigError, ServiceError, StorageError

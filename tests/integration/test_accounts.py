@@ -29,7 +29,7 @@ from pathlib import Path
 from mlflow.utils.rest_utils import http_request
 from rlcore.errors import ServiceError
 from rlcore.tasks.store.settings import find_home, prepare_environment
-from rlcore.tasks.tracking.champion import find_champion
+from rlcore.tasks.promotion.champion import find_champion
 from rlcore.tasks.tracking.runs import open_tracker
 from tests.registered import promote, register_versions, roll_back
 home, (folder, name) = find_home(), sys.argv[1:]

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from rlcore.algorithms.table import ALGORITHMS
-from rlcore.tasks.promotion.approval import statement
+from rlcore.tasks.promotion.approvers import sign
+from rlcore.tasks.promotion.promotion import statement
 from rlcore.tasks.run.reconciliation import FAILED
-from rlcore.tasks.store.approvers import sign
 from rlcore.tasks.store.audit_log import read_entries
 from rlcore.tasks.store.settings import Home
 from tests.flows.micro import WRECKED

@@ -20,7 +20,7 @@ from rlcore.rewards.judge import JudgeOptions, JudgeReward
 from rlcore.sampling.vllm import guard as guard_script
 from rlcore.sampling.vllm.client import Address
 from rlcore.sampling.vllm.process import is_healthy
-from rlcore.tasks.promotion.export import export_model
+from rlcore.tasks.serving.export import export_model
 from rlcore.tasks.serving.serve import TOKEN
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.store.storage import read_table

@@ -12,8 +12,8 @@ import pandas as pd
 from rlcore.evaluation.paired_tests import PairedDifference
 from rlcore.strict_config import build
 from rlcore.tasks.drawing import plots
-from rlcore.tasks.drawing.head_to_head import History, eval_points, head_to_head_curves, head_to_head_table
 from rlcore.tasks.drawing.levels import format_level, other_levels
+from rlcore.tasks.drawing.plots import History, eval_points, head_to_head_curves, head_to_head_table
 from rlcore.tasks.drawing.result import Result, of_kind
 from rlcore.tasks.kinds.benchmark.kind import render as benchmark_text
 from rlcore.tasks.kinds.compare.step import evaluations_in, greedy_answers

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcore.strict_config import build
+from rlcore.tasks.drawing.levels import check_table
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.kind import Lazy, Stage, own_sections, stages_of_data
-from rlcore.tasks.kinds.promote.kind import check_table
 from rlcore.tasks.presets.graph import data_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.store.markdown import excerpt, plain

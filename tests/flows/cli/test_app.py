@@ -67,7 +67,7 @@ def test_an_error_of_ours_is_its_message_and_its_exit_code(
     def fail(**_: object) -> None:
         raise error
 
-    monkeypatch.setattr("rlcore.flows.cli.servers.open_home", fail)
+    monkeypatch.setattr("rlcore.flows.cli.inspection.open_home", fail)
     assert main(["ui"]) == code
     assert capsys.readouterr().err == f"\nerror ({type(error).__name__}): {error}\n"
 

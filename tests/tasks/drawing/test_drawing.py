@@ -12,8 +12,8 @@ import pytest
 
 from rlcore.tasks.drawing import plots
 from rlcore.tasks.drawing.charts import Point, Series, line_chart
-from rlcore.tasks.drawing.head_to_head import head_to_head_table
 from rlcore.tasks.drawing.levels import format_level
+from rlcore.tasks.drawing.plots import head_to_head_table
 from rlcore.tasks.drawing.result import of_kind
 from rlcore.tasks.kinds.rl.page import points, summary_text
 

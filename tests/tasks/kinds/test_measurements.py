@@ -32,14 +32,14 @@ from rlcore.tasks.kinds.compare.page import (
 )
 from rlcore.tasks.kinds.difficulty import step as difficulty
 from rlcore.tasks.kinds.difficulty.step import difficulties
-from rlcore.tasks.kinds.promote.step import asked_both
 from rlcore.tasks.kinds.rl.curriculum import curriculum_prompts
 from rlcore.tasks.kinds.rl.kind import DrawConfig
 from rlcore.tasks.kinds.win_rate.kind import WinRateStage, rewards_behind, shared_pairs, win_rate_stage
 from rlcore.tasks.kinds.win_rate.step import PAIRS_PER_CHUNK, JudgedPairs, judge_pairs, reasons_of
-from rlcore.tasks.preflight.config_warnings import unusual_values
+from rlcore.tasks.preflight.preset_checks import unusual_values
 from rlcore.tasks.preflight.reference_checks import promotion_reference_errors
 from rlcore.tasks.presets.run import RunConfig
+from rlcore.tasks.promotion.step import asked_both
 from rlcore.tasks.steps.base import StageContext
 from rlcore.tasks.store.storage import write_table
 from rlcore.types import Message, Prompt

@@ -24,13 +24,13 @@ from rlcore.metrics import check_names
 from rlcore.rewards.base import failed_score, scored
 from rlcore.sampling.base import SamplingParams
 from rlcore.tasks.kinds.evaluate.step import Grader, answers, log_line, summarise
-from rlcore.tasks.kinds.promote.kind import render as promote_page
 from rlcore.tasks.kinds.reward_model.kind import render as reward_page
 from rlcore.tasks.kinds.reward_model.step import HeldOut as HeldOutPairs
 from rlcore.tasks.kinds.reward_model.step import _require_accuracy, held_out_figures, run_reward_model, suspects_table
 from rlcore.tasks.kinds.rl.kind import RlStage
 from rlcore.tasks.kinds.rl.step import seed_after
 from rlcore.tasks.presets.settings import EvaluationConfig
+from rlcore.tasks.promotion.kind import render as promote_page
 from rlcore.tasks.steps.external import needed_reward_models
 from rlcore.tasks.steps.rows import PairRow
 from rlcore.training.label_audit import SuspectLabel

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +15,11 @@ from mlflow.artifacts import download_artifacts
 
 from rlcore.flows.cli.app import main
 from rlcore.tasks.operations.audit import audit_errors, audit_table
-from rlcore.tasks.store.approvers import read_approvers, sign
+from rlcore.tasks.promotion import champion
+from rlcore.tasks.promotion.approvers import read_approvers, sign
+from rlcore.tasks.promotion.champion import Grounds
 from rlcore.tasks.store.audit_log import AuditEntry, audit_path, record_action
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking import champion
-from rlcore.tasks.tracking.champion import Grounds
 from rlcore.tasks.tracking.registry import CHAMPION, ModelVersion, find_by_sha256, remove_tag, set_alias, set_tags
 from rlcore.tasks.tracking.runs import Tracker, open_tracker
 from tests.registered import ANNA, promote, register_toy, register_versions, roll_back
@@ -158,6 +160,22 @@ def test_a_model_that_was_never_promoted_has_no_champion(tracked_home: Home, tra
     assert audit_errors(tracked_home) == ((), 0)
     set_alias(tracker, version, CHAMPION)
     assert audit_errors(tracked_home)[0][0].startswith("own-grpo: version 1 is champion, and by the audit log no versi")
+
+
+@pytest.mark.parametrize("command", ["audit verify", "lineage a/1", "show a/1", "rollback a/1 --reason rude", "gc"])
+def test_a_server_that_does_not_answer_is_one_line_within_seconds(
+    command: str, tracked_home: Home, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run waits for it for ten minutes, a person does not: neither where nobody listens nor where nobody replies."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        for port in (9, silent.getsockname()[1]):
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+            began = time.monotonic()
+            assert main(command.split()) == 1
+            assert time.monotonic() - began < 30.0
+            line, fix = capsys.readouterr().err.strip().splitlines()[::2]
+            assert line.startswith("error (ServiceError): MLflow server: http://127.0.0.1:")
+            assert "does not answer" in line and "start it" in fix
 
 
 def _reason(entry: dict[str, Any]) -> dict[str, Any]:

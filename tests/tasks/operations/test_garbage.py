@@ -13,9 +13,9 @@ import pytest
 from rlcore.errors import ModelError, StorageError
 from rlcore.tasks.keys.plan import look_up
 from rlcore.tasks.operations.garbage import Collection, collect, find_waste, look, open_scene
-from rlcore.tasks.promotion.export import open_registered
 from rlcore.tasks.report.summary import show_model
 from rlcore.tasks.run.leases import hold_lease
+from rlcore.tasks.serving.export import open_registered
 from rlcore.tasks.store.artifacts import MANIFEST, ArtifactRef, ArtifactStore
 from rlcore.tasks.store.audit_log import read_entries
 from rlcore.tasks.store.cache import StageCache

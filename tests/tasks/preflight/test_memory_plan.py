@@ -14,7 +14,7 @@ from rlcore.flows.plan import plan_run
 from rlcore.flows.presets import open_preset
 from rlcore.models.preview import model_size
 from rlcore.models.scratch import make_model, make_tokenizer
-from rlcore.tasks.preflight.model_facts import model_facts
+from rlcore.tasks.preflight.model_checks import model_facts
 from rlcore.tasks.preflight.sizes import checked, memory_lines, needs_of
 from rlcore.tasks.presets.run import RunConfig
 from rlcore.tasks.steps.memory_need import Device

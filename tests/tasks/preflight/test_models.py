@@ -10,8 +10,8 @@ import pytest
 from rlcore.flows.presets import open_preset
 from rlcore.tasks.keys.plan import deleted_lines
 from rlcore.tasks.kinds.kind import Stage
-from rlcore.tasks.preflight.config_warnings import unread_data, unusual_values
 from rlcore.tasks.preflight.model_checks import adapter_errors
+from rlcore.tasks.preflight.preset_checks import unread_data, unusual_values
 from rlcore.tasks.run.pipeline import run_pipeline
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.store.artifacts import ArtifactRef

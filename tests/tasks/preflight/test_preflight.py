@@ -12,9 +12,10 @@ import pytest
 from rlcore.config import ModelConfig, ShapeConfig
 from rlcore.errors import ConfigError
 from rlcore.flows import plan as flow
+from rlcore.flows.flows import promote
 from rlcore.flows.plan import every_target, plan_run
 from rlcore.flows.presets import FOLDER, open_preset
-from rlcore.flows.run import run_promotion, run_targets
+from rlcore.flows.run import run_targets
 from rlcore.models.importing import import_model
 from rlcore.tasks.preflight import sizes
 from rlcore.tasks.store.settings import Home
@@ -188,7 +189,7 @@ def test_all_errors_are_named_at_once_by_plan_and_run() -> None:
     for refused in (
         lambda: plan_run("tiny", overrides, ["compare"]),
         lambda: run_targets("tiny", overrides, ["compare"]),
-        lambda: run_promotion("tiny", overrides),
+        lambda: promote.fn("tiny", overrides),
     ):
         with pytest.raises(ConfigError) as caught:
             refused()
@@ -299,36 +300,11 @@ def test_a_state_directory_below_a_file_is_refused(tmp_path: Path, monkeypatch: 
     assert f"{tmp_path / 'file'} is no folder; RLCORE_HOME names it" in found
 
 
-ROWS = [
-    {
-        "prompt_id": f"p{place}",
-        "messages": [{"role": "user", "content": f"Tell me of {place}."}],
-        "reference": "",
-        "task": "talk",
-    }
-    for place in range(40)
-]
-
-
-def own_rows(path: Path, reference: str = "") -> list[str]:
-    path.write_text("".join(json.dumps({**row, "reference": reference}) + "\n" for row in ROWS))
-    data = f"contract='prompts',adapter='prompts',path='{path}',num_train=20,num_eval=10,max_tokens=64"
-    return [f"data.prompts={{{data}}}"]
-
-
-def test_without_references_a_verifier_is_no_reward_and_a_promotion_has_nothing_to_go_by(tmp_path: Path) -> None:
-    rows = own_rows(tmp_path / "rows.jsonl")
-    length = "rewards=[{kind='length',options={limit=40,buffer=10}}]"
-    assert [line.partition(":")[0] for line in errors(*rows, f"stages.ppo.{length}")] == ["stages.grpo.rewards.0"]
-    fine = [*rows, f"stages.ppo.{length}", f"stages.grpo.{length}"]
-    assert not errors(*fine)
-    (words,) = [line for line in lines(*fine) if line.startswith("evaluation: ")]
-    assert words == "evaluation: no accuracy on prompts, whose rows have no references"
-    with pytest.raises(
-        ConfigError, match="promotion: is decided by accuracy, and the rows of prompts have no references"
-    ):
-        run_promotion("tiny", (*MICRO, *fine))
-    assert not errors(*own_rows(tmp_path / "with.jsonl", "7"))
+def test_a_file_of_approvers_with_errors_is_named_with_all_others(home: Home) -> None:
+    (home.root / "promotion.toml").write_text("approvers = [")
+    found = errors("model.chat_template=no.jinja")
+    assert found[0].startswith(f"{home.root / 'promotion.toml'}: promotion.toml names who approves promotions: ")
+    assert [line.partition(" = ")[0] for line in found[1:]] == ["model.chat_template"]
 
 
 def test_preflight_is_quick() -> None:

@@ -18,11 +18,10 @@ from rlcore.errors import ConfigError, PromotionError
 from rlcore.flows.cli.app import main
 from rlcore.flows.presets import open_preset
 from rlcore.tasks.operations.audit import audit_errors
-from rlcore.tasks.promotion import approval, promotion
-from rlcore.tasks.promotion.approval import current_actor, statement
-from rlcore.tasks.promotion.promotion import apply_decision, apply_signature
+from rlcore.tasks.promotion import promotion
+from rlcore.tasks.promotion.approvers import sign
+from rlcore.tasks.promotion.promotion import apply_decision, apply_signature, current_actor, statement
 from rlcore.tasks.run.prefect_bridge import FlowRun
-from rlcore.tasks.store.approvers import sign
 from rlcore.tasks.store.artifacts import ArtifactRef, ArtifactStore
 from rlcore.tasks.store.audit_log import AuditEntry, audit_path, read_entries, record_action
 from rlcore.tasks.store.locks import file_lock
@@ -279,7 +278,7 @@ def test_a_killed_approval_of_a_void_request_promotes_nothing(office: Office, ch
     office.judged(2)
     document, signature = office.signed("anna")
     with pytest.MonkeyPatch.context() as killed, pytest.raises(Killed):
-        killed.setattr(approval, "_apply", _killed)
+        killed.setattr(promotion, "_apply", _killed)
         office.hand_in("approve", 2, document, signature)
     change(office)
     with pytest.raises(PromotionError, match="lacks an approval"):
@@ -304,7 +303,7 @@ def test_a_decision_is_checked_and_recorded_under_a_lock(office: Office, monkeyp
         return record_action(*args, **options)
 
     office.judged(2)
-    monkeypatch.setattr(approval, "record_action", record)
+    monkeypatch.setattr(promotion, "record_action", record)
     office.decide("anna")
     assert free == [False]
 
@@ -366,7 +365,7 @@ def test_a_request_expires_and_the_next_promotion_renews_it(office: Office, monk
 
     office.allow("anna", days=3)
     office.judged(2)
-    monkeypatch.setattr(approval, "datetime", Later)
+    monkeypatch.setattr(promotion, "datetime", Later)
     with pytest.raises(PromotionError, match="the request ended at ") as caught:
         office.decide("anna")
     assert "run rlcore promote again" in caught.value.fix
@@ -485,6 +484,6 @@ def test_an_actor_is_the_user_and_the_flow_run_with_its_worker(monkeypatch: pyte
     monkeypatch.setenv("PREFECT__WORKER_NAME", "gpu-1")
     assert "worker" not in current_actor()
     run = FlowRun(flow_run_id="123", name="promote tiny", attempt=1, url="")
-    monkeypatch.setattr(approval, "current_flow_run", lambda: run)
+    monkeypatch.setattr(promotion, "current_flow_run", lambda: run)
     found = current_actor()
     assert (found["flow_run"], found["flow_run_id"], found["worker"]) == ("promote tiny", "123", "gpu-1")

@@ -20,12 +20,12 @@ from rlcore.tasks.kinds.compare import page as comparison
 from rlcore.tasks.kinds.data import kind as data_page
 from rlcore.tasks.kinds.drift import page as drift_page
 from rlcore.tasks.kinds.drift.step import DatasetDrift
-from rlcore.tasks.kinds.promote import kind as promotion_page
 from rlcore.tasks.kinds.rejection import kind as rejection_page
 from rlcore.tasks.kinds.reward_gate import kind as reward_gate_page
 from rlcore.tasks.presets.run import RunConfig, load_preset
+from rlcore.tasks.promotion import kind as promotion_page
 from rlcore.tasks.report.rollout_traces import rollout_traces
-from rlcore.tasks.report.run_info import answers_shape, model_facts, stage_facts
+from rlcore.tasks.report.run_data import answers_shape, model_facts, stage_facts
 from rlcore.tasks.report.run_page import from_defaults, from_preset
 from rlcore.tasks.store.storage import write_json, write_table
 from tests.markup import ATTACK, assert_is_text

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import ConfigError, PromotionError, StorageError
-from rlcore.tasks.store.approvers import sign, verify
+from rlcore.tasks.promotion.approvers import sign, verify
 from rlcore.tasks.store.audit_log import AuditEntry, audit_path, chain_errors, read_entries, record_action
 from rlcore.tasks.store.passwords import draw, passwords, write_private
 from rlcore.tasks.store.settings import Home

@@ -24,8 +24,8 @@ from rlcore.evaluation.promotion import (
 )
 from rlcore.strict_config import to_dict
 from rlcore.tasks.kinds.base.step import import_registered
-from rlcore.tasks.kinds.promote.kind import CHALLENGER_ASKED, CHAMPION_ASKED, WINS, model_name
 from rlcore.tasks.presets.settings import NO_ACCURACY, PromotionConfig
+from rlcore.tasks.promotion.kind import CHALLENGER_ASKED, CHAMPION_ASKED, WINS, model_name
 from rlcore.tasks.steps.base import RECORDS, StageContext, StageResult, prepare_stage_name
 from rlcore.tasks.steps.prompt_hashes import prompt_hashes
 from rlcore.tasks.steps.rows import read_prompts
@@ -34,6 +34,7 @@ from rlcore.tasks.store.storage import read_json, read_table, write_json
 from rlcore.tasks.tracking.registry import count_look
 from rlcore.tasks.tracking.runs import open_tracker
 
+Values = NDArray[np.float64]
 _DIGITS = 16  # characters of digests that identify a look
 _PRIMARY = ("accuracy", "win rate")
 
@@ -141,9 +142,6 @@ def _metrics(decision: PromotionDecision) -> dict[str, float]:
     }
     gain = next((check.estimate for check in decision.checks if check.name in _PRIMARY), None)
     return metrics if gain is None else metrics | {"promotion/gain": gain}
-
-
-Values = NDArray[np.float64]
 
 
 def greedy_rows(folder: Path) -> pd.DataFrame:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlcore.errors import PromotionError
-from rlcore.tasks.store.approvers import FILE, read_approvers
+from rlcore.tasks.promotion.approvers import FILE, read_approvers
 from rlcore.tasks.store.audit_log import AuditEntry, read_entries, record_action
 from rlcore.tasks.store.settings import Home
 from rlcore.tasks.tracking.mlflow_model import CLEANED
@@ -145,7 +145,7 @@ def promote(
     with registry_lock(home):
         if _complete(home, tracker, version.name) == version:
             return last_move(home, version.name)
-        require_promotable(home, tracker, version, grounds)
+        _require_promotable(home, tracker, version, grounds)
         details = grounds.details(version) | {
             "to": str(version.version),
             "approvals": list(grounds.approvals),
@@ -167,7 +167,7 @@ def await_approval(
         PromotionError: as for :func:`promote`.
     """
     with registry_lock(home):
-        require_promotable(home, tracker, version, grounds)
+        _require_promotable(home, tracker, version, grounds)
         details = grounds.details(version) | dict(request)
         known = open_request(read_entries(home), version.name)[:1]
         is_known = [(each.subject, each.details) for each in known] == [(subject_of(version), details)]
@@ -230,12 +230,8 @@ def roll_back(
     return previous, entry
 
 
-def require_promotable(home: Home, tracker: Tracker, version: ModelVersion, grounds: Grounds) -> None:
-    """Refuse a version that was compared with an earlier champion, or was rolled back before. The lock is held.
-
-    Raises:
-        PromotionError: it was, or as for :func:`find_champion`.
-    """
+def _require_promotable(home: Home, tracker: Tracker, version: ModelVersion, grounds: Grounds) -> None:
+    """Refuse a version that was compared with an earlier champion, or was rolled back before. The lock is held."""
     champion, where = _complete(home, tracker, version.name), f"registered model {version.name}"
     if champion != grounds.over:
         raise PromotionError(

@@ -17,6 +17,7 @@ import stat
 import subprocess
 import tempfile
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -80,6 +81,14 @@ def read_approvers(home: Home) -> Approvers:
         _refuse(path, text, 'write approvers = ["anna ssh-ed25519 AAAA…"] and days = 7')
     digest = hashlib.sha256(content).hexdigest() if known.approvers else OFF
     return Approvers(lines="\n".join(known.approvers), days=known.days, sha256=digest)
+
+
+def approver_errors(home: Home) -> Iterator[str]:
+    """Yield what is wrong with ``promotion.toml``."""
+    try:
+        read_approvers(home)
+    except PromotionError as error:
+        yield f"{error.where}: {error.what}; {error.fix}"
 
 
 def _read_own(path: Path) -> bytes:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from rlcore.errors import PromotionError
+from rlcore.tasks.promotion import champion
+from rlcore.tasks.promotion.champion import Grounds, find_champion
 from rlcore.tasks.store.audit_log import AuditEntry, chain_errors, read_entries
 from rlcore.tasks.store.settings import Home
-from rlcore.tasks.tracking import champion
-from rlcore.tasks.tracking.champion import Grounds, find_champion
 from rlcore.tasks.tracking.registry import (
     CANDIDATE,
     CHALLENGER,
@@ -58,7 +58,7 @@ def tracker(tracked_home: Home, versions: list[ModelVersion]) -> Tracker:
 RACE = """
 import sys
 from rlcore.errors import ModelError, PromotionError
-from rlcore.tasks.tracking.champion import Grounds, promote
+from rlcore.tasks.promotion.champion import Grounds, promote
 from rlcore.tasks.tracking.registry import ModelVersion, find_version
 from rlcore.tasks.store.settings import configure_environment, find_home
 from rlcore.tasks.tracking.runs import open_tracker

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcore.strict_config import build
-from rlcore.tasks.drawing.levels import format_level
+from rlcore.tasks.drawing.levels import check_table
 from rlcore.tasks.drawing.result import Result
 from rlcore.tasks.kinds.benchmark.kind import BenchmarkStage
 from rlcore.tasks.kinds.evaluate.kind import evaluate_stage
@@ -25,7 +25,7 @@ from rlcore.tasks.store.storage import read_json
 if TYPE_CHECKING:
     import pandas as pd
 
-    from rlcore.evaluation.promotion import Check, PromotionDecision
+    from rlcore.evaluation.promotion import PromotionDecision
     from rlcore.tasks.tracking.registry import ModelVersion
 
 _SHOWN = 5  # samples on the page
@@ -56,7 +56,7 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
         imported = Stage(
             name=CHAMPION_STAGE,
             artifact="checkpoint",
-            run=partial(Lazy("rlcore.tasks.kinds.promote.step:run_champion"), uri=uri, sha256=champion.sha256),
+            run=partial(Lazy("rlcore.tasks.promotion.step:run_champion"), uri=uri, sha256=champion.sha256),
             sections=sections(),
             source_digest=lambda config: champion.model_id,
         )
@@ -73,7 +73,7 @@ def promote_stages(config: RunConfig, champion: ModelVersion | None) -> tuple[St
         artifact="verdict",
         render_page=promotion_page,
         run=partial(
-            Lazy("rlcore.tasks.kinds.promote.step:run_promote"),
+            Lazy("rlcore.tasks.promotion.step:run_promote"),
             challenger=challenger,
             champion=version,
             champion_sha256=sha256,
@@ -106,7 +106,7 @@ def promotion_page(result: Result, folder: Path) -> str:
     """Write ``verdict.md``: all checks with intervals, and the answers that changed."""
     from rlcore.evaluation.promotion import PromotionDecision
     from rlcore.tasks.kinds.compare.step import greedy_answers  # brings pandas
-    from rlcore.tasks.kinds.promote.step import evaluations
+    from rlcore.tasks.promotion.step import evaluations
 
     document = read_json(result.data / "verdict.json")
     folders = evaluations(result.inputs, document["challenger"])
@@ -138,20 +138,6 @@ def render(
         lost = both[both["correct_champion"] & ~both["correct_challenger"]]
         parts += [f"## Problems won: {len(won)}", _samples(won), f"## Problems lost: {len(lost)}", _samples(lost)]
     return "\n\n".join(parts) + "\n"
-
-
-def check_table(decision: PromotionDecision) -> str:
-    """Return a row per check. The interval has the confidence of the look."""
-    interval = f"{format_level(1 - 2 * decision.alpha)} interval"
-    lines = [f"| check | estimate | {interval} | limit | p | passed |", "|---|---|---|---|---|---|"]
-    return "\n".join(lines + [_row(check) for check in decision.checks])
-
-
-def _row(check: Check) -> str:
-    p_value = "–" if check.p_value is None else f"{check.p_value:.2g}"
-    interval = f"[{check.low:.3f}, {check.high:.3f}]" if check.low < check.high else "–"
-    passed = "yes" if check.passed else "**no**"
-    return f"| {plain(check.name)} | {check.estimate:.3f} | {interval} | {check.limit:.3f} | {p_value} | {passed} |"
 
 
 def _samples(changed: pd.DataFrame) -> str:
