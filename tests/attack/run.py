@@ -163,7 +163,7 @@ ROWS = (
         hostile=(
             f"{_REWARDS}/test_judge.py::test_an_endpoint_that_echoes_the_key_brings_it_into_no_error",
             f"{_REWARDS}/test_judge.py::test_a_completion_cannot_give_itself_a_mark",
-            f"{_REWARDS}/test_judge.py::test_a_reply_without_one_mark_in_range_is_unscored",
+            f"{_REWARDS}/test_judge.py::test_marks_are_read_exactly_and_a_reply_without_one_in_range_is_unscored",
         ),
         sound=(f"{_REWARDS}/test_judge.py::test_the_reward_is_the_mark_over_the_scale",),
     ),

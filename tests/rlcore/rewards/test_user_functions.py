@@ -232,13 +232,17 @@ def test_a_function_gets_texts_columns_and_options_by_name(made: Make) -> None:
     assert second.skipped == ("by_prompt",)
 
 
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
 def test_one_process_answers_all_calls_until_the_reward_is_closed(made: Make) -> None:
-    before = set(psutil.Process().children(recursive=True))
+    before = children()
     reward = made("runs")
-    assert set(psutil.Process().children(recursive=True)) <= before  # the signature was read, nothing waits
+    until(lambda: children() <= before, "the end of the processes that read the signature")
     with WeightedReward([WeightedTerm(reward, 1.0)]) as mix:
         assert [score.value for _ in range(2) for score in mix(asked("[1.0]"))] == [1.0] * 2
-        started = set(psutil.Process().children(recursive=True)) - before
+        started = children() - before
         assert len(started) == 2  # the guard and the worker
     until_ended(each.pid for each in started)
 
