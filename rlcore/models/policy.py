@@ -166,11 +166,11 @@ def score_batches(
     *,
     tokens_per_microbatch: int,
 ) -> list[tuple[PackedBatch, list[Float[Tensor, "..."]]]]:
-    """Return each packed batch with the results of ``score``, float32 on the CPU, without gradient."""
+    """Return each packed batch with the results of ``score`` on the CPU, without gradient."""
     scored = []
     batches = pack_for(getattr(model, "backbone", model), sequences, tokens_per_microbatch=tokens_per_microbatch)
     for number, batch in enumerate(batches):
         advance("scored batches", number, len(batches))
         found = run_forward(model, partial(score, batch.to(device_of(model))))
-        scored.append((batch, [values.detach().float().cpu() for values in found]))
+        scored.append((batch, [values.detach().to("cpu", torch.get_default_dtype()) for values in found]))
     return scored

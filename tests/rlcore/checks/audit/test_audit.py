@@ -301,9 +301,7 @@ def test_a_learner_that_saves_the_start_in_place_of_itself_is_found(
     train(components, Tape())
     components.learner.save_model(start, tmp_path / "trained")
     first = load_policy(start, **CPU)
-    monkeypatch.setattr(
-        "rlcore.training.local_learner.save_model", lambda policy, *rest, **more: save_model(first, *rest)
-    )
+    monkeypatch.setattr("rlcore.models.runtime.save_model", lambda policy, *rest, **more: save_model(first, *rest))
     with pytest.raises(StorageError, match="differ from the trained ones"):
         components.learner.save_model(start, tmp_path / "again")
 
