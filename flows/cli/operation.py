@@ -100,7 +100,7 @@ def gc(
     """
     if keep_days < 0:
         raise ConfigError("--keep-days has to be 0 or more")
-    home = open_home(reads=True, asks_mlflow=True)
+    home = open_home(reads=True, asks_mlflow=not delete)
     if not home.is_made:
         sys.stdout.write(f"no results in {home.root}: nothing was run\n")
         return 0

@@ -61,7 +61,7 @@ def open_home(*, reads: bool = False, asks_mlflow: bool = False) -> Home:
     once; a person does not wait for a server as long as a run.
     Raises:
         StorageError: it cannot be made or written.
-        ServiceError: MLflow's server does not answer, or refuses the user.
+        ServiceError: MLflow's server does not answer.
     """
     home = find_home()
     (configure_reading if reads else configure_environment)(home)

@@ -272,9 +272,10 @@ class Gateway:
         """Answer a request for completions. Its answers count if the client is there to read them."""
         body, read_at = await request.body(), time.monotonic()
         asked = await self._ask(body, session, kind, retry_count=request.headers.get("x-stainless-retry-count", ""))
-        put_at = time.monotonic()
+        put_at, answered = time.monotonic(), asyncio.wrap_future(asked.done)
+        answered.add_done_callback(asyncio.Future.exception)  # nobody else reads it if the client has left
         try:
-            await guard.unless_gone(request.receive, asyncio.shield(asyncio.wrap_future(asked.done)))
+            await guard.unless_gone(request.receive, asyncio.shield(answered))
         except ClientDisconnect:
             with self._lock:
                 self._leave(session, asked)

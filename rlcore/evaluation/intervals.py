@@ -27,6 +27,11 @@ class Interval:
     n: int
 
 
+def with_bounds(name: str, interval: Interval) -> dict[str, float]:
+    """Return an interval as three metrics: ``name``, ``name_low`` and ``name_high``."""
+    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
+
+
 def accuracy(values: ArrayLike, *, clusters: ArrayLike | None = None, confidence: float = 0.95) -> Interval:
     """Return the fraction of right answers with its Wilson score interval (Wilson 1927).
 

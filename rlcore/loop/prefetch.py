@@ -16,13 +16,14 @@ import contextvars
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from pydantic import TypeAdapter
 
-from rlcore.types import Rollout, ScoredRollout
+from rlcore.types import Prompt, Rollout, ScoredRollout
 
 Groups = list[list[Rollout]]
-_BATCHES = TypeAdapter(list[Groups])
+_BATCHES, _PROMPTS = TypeAdapter(list[Groups]), TypeAdapter(list[Prompt])
 
 
 class RolloutPrefetcher:
@@ -68,12 +69,12 @@ class RolloutPrefetcher:
     def state(self) -> str:
         """Return the prefetched rollouts as JSON for a checkpoint, or "" if there are none."""
         batches = [batch.result() for _, batch in sorted(self._batches.items())]
-        return json.dumps(_BATCHES.dump_python(batches)) if batches else ""
+        return _stored(batches) if batches else ""
 
     def restore(self, state: str, first: int) -> None:
         """Restore a state of :meth:`state`, whose first batch is of the iteration ``first``."""
         self._batches = {}
-        for number, batch in enumerate(_BATCHES.validate_json(state) if state else [], start=first):
+        for number, batch in enumerate(_restored(state) if state else [], start=first):
             self._batches[number] = Future()
             self._batches[number].set_result(batch)
 
@@ -94,3 +95,29 @@ def _load_and_sample(load: Callable[[], object] | None, sample: Callable[[int], 
     if load:
         load()
     return sample(iteration)
+
+
+def _stored(batches: list[Groups]) -> str:
+    """Serialize rollouts, each prompt once: a prompt may have a megabyte of tests as its reference."""
+    prompts: dict[str, int] = {}
+
+    def numbered(made: Any) -> Any:
+        if isinstance(made, dict):
+            number = prompts.setdefault(json.dumps(made["prompt"]), len(prompts))
+            return made | {"prompt": number, "branches": [numbered(each) for each in made["branches"]]}
+        return [numbered(each) for each in made]
+
+    found = numbered(_BATCHES.dump_python(batches))
+    return json.dumps({"prompts": [json.loads(each) for each in prompts], "batches": found})
+
+
+def _restored(state: str) -> list[Groups]:
+    found = json.loads(state)
+    prompts = _PROMPTS.validate_python(found["prompts"])
+
+    def whole(made: Any) -> Any:
+        if isinstance(made, dict):
+            return made | {"prompt": prompts[made["prompt"]], "branches": [whole(each) for each in made["branches"]]}
+        return [whole(each) for each in made]
+
+    return _BATCHES.validate_python(whole(found["batches"]))

@@ -403,9 +403,9 @@ def _stored_weights(folder: Path) -> dict[str, StoredWeight]:
     try:
         places: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         shards = sorted(set(places.values()))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        absent = [name for name in shards if not (folder / name).is_file()]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ModelError(f"the index of the weights cannot be read: {error!r}", where=str(index), fix=AGAIN) from error
-    absent = [name for name in shards if not (folder / name).is_file()]
     if absent:
         raise ModelError(f"the index names {_named(absent)}, which is missing", where=str(index), fix=AGAIN)
     headers = {name: _header(folder / name) for name in shards}

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from rlcore.tasks.store.markdown import plain
 
 if TYPE_CHECKING:
-    from rlcore.evaluation.intervals import Interval
     from rlcore.evaluation.promotion import Check, PromotionDecision
 
 
@@ -26,11 +25,6 @@ def other_levels(levels: Mapping[str, float], confidence: float) -> str:
     """Name the stages whose cached intervals have another level than the others; empty if there are none."""
     found = [f"{name} ({format_level(level)})" for name, level in levels.items() if level != confidence]
     return f"Cached with intervals of another level: {', '.join(found)}." if found else ""
-
-
-def with_bounds(name: str, interval: Interval) -> dict[str, float]:
-    """Return an interval as three metrics: ``name``, ``name_low`` and ``name_high``."""
-    return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
 def check_table(decision: PromotionDecision) -> str:

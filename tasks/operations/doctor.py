@@ -41,6 +41,7 @@ GIB = 2**30
 # graders and MLflow.
 MEMORY_GIB, DISK_GIB = 2.0, 1.0
 _SECONDS, _SERVICE_SECONDS = 3.0, 10.0  # within which a server must answer, and one of --services
+_ANSWER_SECONDS = 20.0  # for a busy server
 _SILENT_SECONDS = 90.0  # a worker sends a heartbeat every 30 s
 _DUMP_DAYS = 8.0
 _NO_RECIPE = ("pipeline", "dev", "docs")  # extras: the first is required
@@ -208,10 +209,7 @@ def server(name: str, variable: str, without: str) -> DoctorCheck:
     url, subject = os.environ.get(variable, ""), f"{name} server"
     if not url.startswith("http"):
         return _ok(subject, url or without)
-    services = make_command("services")
-    start = f"start it ({services})" if services else "start it"
-    fix = f"{start}, or unset {variable} for the embedded one"
-    base, access = url.rstrip("/"), access_to(name)
+    fix, base, access = _start(variable), url.rstrip("/"), access_to(name)
     try:
         with httpx.Client(timeout=_SECONDS, headers=access["headers"]) as client:
             # MLflow has it next to its pages, Prefect below its API. Only that page requires authentication.
@@ -231,15 +229,26 @@ def server(name: str, variable: str, without: str) -> DoctorCheck:
     return _ok(subject, f"{url} answers {answer.status_code} to {'everybody' if is_open else f'the user {user}'}")
 
 
-def require_mlflow() -> None:
-    """Require that MLflow's server answers within seconds, if there is one: a run waits for it, a reader does not.
+def _start(variable: str) -> str:
+    services = make_command("services")
+    return f"start it{f' ({services})' if services else ''}, or unset {variable} for the embedded one"
 
+
+def require_mlflow() -> None:
+    """Require that a server answers at MLflow's address: a run waits for it for minutes, a person does not.
+
+    Whatever it answers is left to MLflow's client, which knows more ways to log in.
     Raises:
-        ServiceError: it does not answer, or refuses the user.
+        ServiceError: none answers within 20 s, or the ``MLFLOW_HTTP_REQUEST_TIMEOUT`` if that is shorter.
     """
-    check = server("MLflow", _MLFLOW, "")
-    if check.state == "missing":
-        raise ServiceError(f"{check.subject}: {check.text}", where=_MLFLOW, fix=check.fix)
+    url = os.environ[_MLFLOW]
+    try:
+        seconds = min(_ANSWER_SECONDS, float(os.environ.get("MLFLOW_HTTP_REQUEST_TIMEOUT") or _ANSWER_SECONDS))
+        httpx.get(url, timeout=seconds, verify=False)
+    except (httpx.TransportError, httpx.InvalidURL, ValueError) as error:
+        raise ServiceError(
+            f"MLflow server: {url} does not answer: {error}", where=_MLFLOW, fix=_start(_MLFLOW)
+        ) from error
 
 
 def access_to(name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rlcore.errors import CanaryError
 from rlcore.tasks.steps.base import StageContext, prepare_stage_name
-from rlcore.tasks.store.storage import read_table
+from rlcore.tasks.store.storage import read_rows, read_table
 from rlcore.types import Message, Prompt
 
 if TYPE_CHECKING:
@@ -137,10 +137,7 @@ def read_prompt_sets(
 
 
 def _require_own_rows(prompts: Sequence[Prompt], path: Path, *, scope: str) -> None:
-    import pyarrow.parquet as pq
-
-    columns = pq.read_table(path, columns=["prompt_id", "messages", "reference"]).to_pylist()
-    rows = {scope + row["prompt_id"]: row for row in columns}
+    rows = {scope + row["prompt_id"]: row for row in read_rows(path, ("prompt_id", "messages", "reference"))}
     for prompt in prompts:
         row = rows[prompt.prompt_id]
         said = [(message["role"], message["content"]) for message in row["messages"]]

@@ -62,7 +62,7 @@ NEUTRAL = (
 )
 _KIND = re.compile(r"rlcore\.tasks\.kinds(\.\w+)?")  # says where its parts are
 _NOT_COMPUTED = re.compile(r"rlcore\.tasks\.(kinds\.\w+|promotion)\.(kind|page)")
-_MEASURES = ("psutil",)  # external packages that inspect the machine and change no result
+_MEASURES = ("psutil", "pydantic")  # external packages that inspect the machine or check types, and change no result
 _ROOT = Path(rlcore.__file__).resolve().parents[1]
 _INSTALLED = frozenset({"site-packages", "dist-packages"})  # folders of installed distributions
 

@@ -14,7 +14,7 @@ import os
 import shutil
 import sqlite3
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -152,6 +152,15 @@ def read_column(path: Path, name: str) -> Iterator[list[Any]]:
     with _readable(path), path.open("rb") as file:
         for batch in pq.ParquetFile(file).iter_batches(columns=[name]):
             yield batch.column(0).to_pylist()
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Read some columns of a Parquet file as rows of plain values."""
+    import pyarrow.parquet as pq
+
+    with _readable(path), path.open("rb") as file:
+        rows: list[dict[str, Any]] = pq.read_table(file, columns=list(columns)).to_pylist()
+    return rows
 
 
 def read_table(path: Path) -> pd.DataFrame:

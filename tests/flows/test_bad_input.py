@@ -70,6 +70,12 @@ def test_a_loss_that_is_not_a_number_stops_the_run_and_what_was_finished_is_kept
     assert states["grpo"] == "run"
 
 
+def test_a_state_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run_flows("run", tmp_path / "file" / "home")
+    refused(done, f"{tmp_path / 'file'} is no folder", "RLCORE_HOME", code=2)
+
+
 # A small file system that somebody else fills as soon as a path is there.
 FULL_DISK = """
 mount -t tmpfs -o size=64m tmpfs "$1" && cd "$1"

@@ -11,15 +11,16 @@ from torch import Tensor
 
 from rlcore.hardware.precision import compute_dtype
 from rlcore.seeding import shuffled
+from rlcore.text.packing import TokenSequence
 from rlcore.training.audit.features import Features, rollout_features
 from rlcore.training.audit.passes import picked, plain_logprobs, plain_values
 from rlcore.training.audit.reference_impl import row_of
 from rlcore.training.audit.trials import Trial, own_tokens, run_trials
 from rlcore.training.learner import Learner
-from rlcore.training.minibatches import COLUMNS, token_sequences
 from rlcore.types import Rollout, TrainingSample
 
 MAX_TOKENS = 256  # audited tokens per completion, because their logits [tokens, vocabulary] are in memory
+_FIELDS = ("loss_mask", "sampler_logprobs", "old_logprobs", "ref_logprobs", "advantages", "values", "returns")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -55,7 +56,7 @@ def run_slow_path(
 ) -> SlowPathResult:
     """Audit samples before the update, and ``rollouts`` for the sampling test. Weights and gradients stay unchanged."""
     temperature, critic = learner.config.sampling.temperature, learner.critic
-    sequences = token_sequences(samples)
+    sequences = [_sequence(sample) for sample in samples]
     positions = [_choose(sample.loss_mask.tolist(), seed, number) for number, sample in enumerate(samples)]
     pairs = list(zip(sequences, positions, strict=True))
 
@@ -88,6 +89,10 @@ def run_slow_path(
     )
 
 
+def _sequence(sample: TrainingSample) -> TokenSequence:
+    return TokenSequence(prompt_ids=sample.prompt_ids, completion_ids=sample.completion_ids)
+
+
 def _choose(mask: Sequence[bool], seed: int, number: int) -> tuple[int, ...]:
     own = [index for index, is_own in enumerate(mask) if is_own]
     order = shuffled(len(own), seed, "places", number)[:MAX_TOKENS]
@@ -101,6 +106,6 @@ def _cut(sample: TrainingSample) -> TrainingSample:
     """
     start = sample.loss_mask.tolist().index(True)
     kept = slice(start, start + MAX_TOKENS)
-    cut = {name: getattr(sample, name)[kept] for name in COLUMNS}
+    cut = {name: getattr(sample, name)[kept] for name in _FIELDS}
     prompt_ids = sample.prompt_ids + sample.completion_ids[:start]
     return replace(sample, prompt_ids=prompt_ids, completion_ids=sample.completion_ids[kept], **cut)

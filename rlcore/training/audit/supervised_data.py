@@ -17,7 +17,7 @@ from rlcore.text.demonstrations import Demonstration
 from rlcore.text.packing import TokenSequence
 from rlcore.text.tokenization import ChatTokenizer
 from rlcore.training.audit.passes import plain_scores
-from rlcore.types import Message, turn_spans
+from rlcore.types import Message
 
 _FALSE_ALARMS = 1e-3
 _TOKENIZED = 1024  # demonstrations that are tokenized again
@@ -37,7 +37,7 @@ def require_demonstrations(
         raise DataError(f"{len(demonstrations)} demonstrations were made of {len(rows)} rows", fix=_FIX)
     every = max(1, len(rows) // _TOKENIZED)
     for number, ((messages, answer), made) in enumerate(zip(rows, demonstrations, strict=True), start=1):
-        ids, spans, where = made.sequence.completion_ids, turn_spans(made.loss_mask), f"demonstration {number}"
+        ids, spans, where = made.sequence.completion_ids, _spans(made.loss_mask), f"demonstration {number}"
         if not spans or any(ids[end - 1] not in tokenizer.eos_ids for _, end in spans):
             raise DataError("the end of a turn is not trained on", where=where, fix=_FIX)
         if number % every:
@@ -154,3 +154,9 @@ def require_gold_pairs(found: Interval) -> None:
 
 
 _FIX = "the tokens of a demonstration must match its row; nothing was trained"
+
+
+def _spans(mask: Sequence[bool]) -> list[tuple[int, int]]:
+    edges = [index for index in range(1, len(mask)) if mask[index] != mask[index - 1]]
+    runs = list(zip([0, *edges], [*edges, len(mask)], strict=True))
+    return [run for run in runs if mask and mask[run[0]]]

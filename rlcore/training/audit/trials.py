@@ -21,6 +21,7 @@ from rlcore.config import RlConfig
 from rlcore.hardware.precision import compute_dtype
 from rlcore.hardware.sharded import is_shard
 from rlcore.seeding import derive_seed, generator, shuffled
+from rlcore.text.packing import TokenSequence
 from rlcore.training.audit.loss_formula import (
     Tokens,
     is_marginal,
@@ -33,7 +34,6 @@ from rlcore.training.audit.loss_formula import (
 from rlcore.training.audit.passes import backbones, in_float32, picked, plain_logprobs, plain_values
 from rlcore.training.audit.reference_impl import AlgorithmSpec, token_weights
 from rlcore.training.learner import Learner
-from rlcore.training.minibatches import token_sequences
 from rlcore.types import TrainingSample
 
 _MAX_NUMBERS = 1 << 22  # entries of all tensors whose gradients are compared
@@ -219,7 +219,7 @@ def _tokens(sample: TrainingSample, own: Sequence[int], logprobs: Tensor, entrop
 
 def _passes(learner: Learner, sample: TrainingSample, *, is_compared: bool) -> _Passes:
     own, config, critic = own_tokens(sample), learner.config, learner.critic
-    (sequence,) = token_sequences([sample])
+    sequence = TokenSequence(prompt_ids=sample.prompt_ids, completion_ids=sample.completion_ids)
     trains_policy = critic is None or learner.policy_version >= config.critic.warmup_iterations
     with torch.set_grad_enabled(is_compared and trains_policy):
         found = plain_logprobs(learner.policy, sequence, own, config.sampling.temperature)

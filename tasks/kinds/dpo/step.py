@@ -8,9 +8,8 @@ import torch
 
 from rlcore.checks.causes import unchanged
 from rlcore.config import DpoConfig
-from rlcore.evaluation.intervals import pair_accuracy
+from rlcore.evaluation.intervals import pair_accuracy, with_bounds
 from rlcore.models.integrity import verify_model, write_model_digest
-from rlcore.tasks.drawing.levels import with_bounds
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.pair_data import numbered, read_pair_data
 from rlcore.tasks.steps.ranks import open_supervised, step_reporter

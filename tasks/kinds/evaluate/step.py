@@ -14,13 +14,20 @@ from rlcore.checks.settings import check_context
 from rlcore.config import AgentConfig
 from rlcore.data_contracts.contracts.contract import require
 from rlcore.data_contracts.contracts.results import EVALUATIONS
-from rlcore.evaluation.intervals import accuracy, dataset_accuracy, dataset_scores, mean_fraction, pass_at_k
+from rlcore.evaluation.intervals import (
+    accuracy,
+    dataset_accuracy,
+    dataset_scores,
+    mean_fraction,
+    pass_at_k,
+    with_bounds,
+)
 from rlcore.models.architectures import positions_of
 from rlcore.models.integrity import verify_model
 from rlcore.rewards.base import RewardFn, failed_score, score_each
 from rlcore.sampling.base import Sampler, SamplingParams
 from rlcore.seeding import derive_seed
-from rlcore.tasks.drawing.levels import format_interval, with_bounds
+from rlcore.tasks.drawing.levels import format_interval
 from rlcore.tasks.presets.settings import EvaluationConfig
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.rewards import verifier

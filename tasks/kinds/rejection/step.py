@@ -12,8 +12,8 @@ from rlcore.config import RejectionConfig
 from rlcore.data_contracts.gate.data_gate import GateLimits, GateReport
 from rlcore.data_contracts.gate.reading import source_of
 from rlcore.errors import DataError
+from rlcore.evaluation.intervals import with_bounds
 from rlcore.sampling.rejection import Candidate, RejectionStats, Selection, select, summarize
-from rlcore.tasks.drawing.levels import with_bounds
 from rlcore.tasks.kinds.data.step import evaluated_prompts, log_to_mlflow, token_meter
 from rlcore.tasks.steps.base import StageContext, StageResult
 from rlcore.tasks.steps.data import prepare_source

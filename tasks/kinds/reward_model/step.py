@@ -14,12 +14,17 @@ import torch
 
 from rlcore.config import RewardModelConfig
 from rlcore.errors import TrainingError
-from rlcore.evaluation.intervals import Interval, cluster_bootstrap, expected_calibration_error, pair_accuracy
+from rlcore.evaluation.intervals import (
+    Interval,
+    cluster_bootstrap,
+    expected_calibration_error,
+    pair_accuracy,
+    with_bounds,
+)
 from rlcore.models.integrity import verify_model
 from rlcore.models.reward_ensemble import RewardScale, RewardScales, lengths_of
 from rlcore.models.runtime import Runtime
 from rlcore.seeding import derive_seed
-from rlcore.tasks.drawing.levels import with_bounds
 from rlcore.tasks.steps.base import MODEL, StageContext, StageResult
 from rlcore.tasks.steps.pair_data import margins_of, numbered, read_gold_pairs, read_pair_data
 from rlcore.tasks.steps.ranks import open_supervised, step_reporter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -178,6 +179,24 @@ def test_an_answer_that_nobody_read_is_in_no_sample(tokenizer: ChatTokenizer, pr
         record = gateway.close(session)
     assert kept and record.rollout is not None and record.rollout.branches == () and len(record.calls) == 1
     assert sampled(record.rollout) == answered(engine.made[1:])
+
+
+def test_an_episode_that_ends_while_its_client_has_left_logs_nothing(
+    tokenizer: ChatTokenizer, prompts: list[Prompt], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Gated(tokenizer)
+    with running(engine, tokenizer) as gateway:
+        session = gateway.open(prompts[0], place=0, sample=0)
+        leaving = leaver(gateway, session)
+        assert engine.has_begun.wait(LONG)
+        leaving.close()
+        until(lambda: not session.asked or session.asked[0].num_readers == 0)
+        gateway.close(session)
+        engine.may_answer.set()
+        other = gateway.open(prompts[0], place=0, sample=1)
+        chat(gateway, other, user("3+4"))
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_agents_that_wait_at_the_same_time_share_an_engine_call(

@@ -183,7 +183,9 @@ def test_a_stop_string_ends_the_sample_and_the_template_ends_the_turn(
     assert "3</code><|im_end|>\n<|im_start|>user\na<|im_end|>" in tokenizer.spell(rollout.completion_ids)
 
 
-@pytest.mark.parametrize(("tools", "reason"), [([ADD, ADD], "the tools were changed"), ([ADD], "")])
+@pytest.mark.parametrize(
+    ("tools", "reason"), [([], "the tools were changed"), ([ADD, ADD], "the tools were changed"), ([ADD], "")]
+)
 def test_other_tools_are_another_prompt(episode: Episode, hermes: ChatTokenizer, tools: list[Any], reason: str) -> None:
     with episode("7", "8", own=hermes) as (gateway, session):
         first = message_of(chat(gateway, session, user("3+4"), tools=[ADD]))

@@ -126,6 +126,8 @@ def test_without_an_answered_call_nothing_can_be_trained(play: Play) -> None:
 def test_an_agent_that_breaks_at_a_limit_is_truncated_and_no_crash(play: Play) -> None:
     made = rollout(made_of(play, "for _ in range(3): call([*USER, *say('x')])\nassert 0", max_calls=2))
     assert (made.finish_reason, made.text) == ("length", "#### 7")
+    made = rollout(made_of(play, "call()\nassert '#' in call(say('long ' * 100))", max_prompt_tokens=40))
+    assert (made.finish_reason, made.text) == ("length", "#### 7")
 
 
 def test_branches_are_trained_dropped_or_refused(play: Play) -> None:

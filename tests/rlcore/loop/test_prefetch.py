@@ -154,6 +154,17 @@ def test_rollouts_round_trip_json() -> None:
     assert [[each.replica for each in group] for group in found] == [[0, 0], [0], [0], [0] * 4 + [3], []]
 
 
+def test_a_prompt_is_stored_once_for_all_its_rollouts() -> None:
+    prompt = dataclasses.replace(PROMPT, reference="1" * 10_000)
+    sizes = []
+    for count in (1, 16):
+        group = [dataclasses.replace(rollout(), prompt=dataclasses.replace(prompt)) for _ in range(count)]
+        with closing(RolloutPrefetcher()) as ahead:
+            ahead.get(lambda iteration, group=group: [group], 1, until=2)  # type: ignore[misc]
+            sizes.append(len(ahead.state()))
+    assert 10_000 < sizes[0] < sizes[1] < 20_000
+
+
 def test_mean_staleness() -> None:
     # versions 2, 2 and 3 under a learner at 4: (2 + 2 + 1) / 3
     scored = [

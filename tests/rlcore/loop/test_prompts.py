@@ -175,6 +175,16 @@ def test_dataset_weights_hold_for_any_stretch(weights: list[int], first: int) ->
         assert abs(found.count(name) - 40 * share / sum(weights)) <= 2.0
 
 
+def test_dataset_in_mix_shows_every_prompt_once_an_epoch() -> None:
+    pool, shares = [*of("a", 6), *of("b", 3)], {"a": 3.0, "b": 1.0}
+    straight = [
+        prompt for prompt in PromptSchedule(pool, 24, seed=1, weights=shares).prompts_for(1) if prompt.dataset == "a"
+    ]
+    first, second = [[prompt.prompt_id for prompt in straight][place : place + 6] for place in (0, 6)]
+    assert sorted(first) == sorted(second) == [f"a/{i}" for i in range(6)]
+    assert first != second
+
+
 def test_replacements_keep_dataset_weights() -> None:
     found = [prompt.dataset for prompt in interleave([*of("a", 5), *of("b", 1)], {"a": 2.0, "b": 1.0})]
     assert found == ["a", "b", "a", "a", "a", "a"]

@@ -348,6 +348,16 @@ def written(tmp_path: Path, seconds_per_iteration: float, **settings: Any) -> li
     return done
 
 
+def test_a_checkpoint_that_is_being_written_is_loaded(tmp_path: Path) -> None:
+    learner = LocalLearner(make_learner(num_iterations=3))
+    with closing(Checkpoints(tmp_path, learner, identity={})) as checkpoints:
+        for iteration in (1, 2):
+            checkpoints.save(iteration, run_state={"history": [iteration]}, protected=[1])
+        for up_to, expected in ((None, 2), (1, 1)):
+            state = checkpoints.load(up_to=up_to)
+            assert state is not None and (state["iteration"], state["history"]) == (expected, [expected])
+
+
 @pytest.mark.parametrize(
     ("seconds", "settings", "expected"),
     [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from rlcore.config import LoraConfig
@@ -203,3 +205,16 @@ def test_adapter_shapes() -> None:
     shapes = model.adapter_shapes()
     assert set(shapes) == {name for name in weights if name.endswith("_proj.weight")}
     assert shapes == {name: tuple(weights[name].shape) for name in shapes}
+
+
+def test_save_adapter_writes_peft_format(tmp_path: Path) -> None:
+    model = trained(strategies.tiny_llama())
+    model.save_adapter(tmp_path / "adapter")
+    stored = load_file(tmp_path / "adapter" / "adapter_model.safetensors")
+    assert len(stored) == 2 * len(model.adapter_shapes())
+    name = "model.layers.0.self_attn.q_proj"
+    assert torch.equal(
+        stored[f"base_model.model.{name}.lora_B.weight"],
+        model.base.get_submodule(name).lora_B["policy"].weight,
+    )
+    assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())["r"] == CONFIG.rank

@@ -106,6 +106,14 @@ def missing_shard(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}), "utf-8")
 
 
+def index(text: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+        (folder / "model.safetensors.index.json").write_text(text, "utf-8")
+
+    return change
+
+
 UP, OUT = "model.layers.1.mlp.up_proj.weight", "model.layers.0.self_attn.o_proj.bias"
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a million layers": (configure(num_hidden_layers=1_000_000), "num_hidden_layers = 1,000,000"),
@@ -145,6 +153,8 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "an end beyond the vocabulary": (unknown_eos, "eos_token_id must be token ids"),
     "a shard that is missing": (missing_shard, "the index names model-2.safetensors, which is missing"),
+    "an index whose place is a number": (index('{"weight_map": {"a": 1}}'), "the index of the weights cannot be read"),
+    "an index of brackets": (index("[" * 100_000), "the index of the weights cannot be read"),
     "no weights": (remove("model.safetensors"), "no model.safetensors"),
     "weights as pickles": (
         lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),

@@ -36,6 +36,7 @@ def test_the_reward_is_the_mark_over_the_scale(judged: tuple[Server, str], monke
     assert (path, headers["Authorization"]) == ("/v1/chat/completions", "Bearer planted-secret")
     asked = {name: state.bodies[0][name] for name in ("model", "temperature", "seed", "max_completion_tokens")}
     assert asked == {"model": "m", "temperature": 0, "seed": 3, "max_completion_tokens": 9}
+    assert "planted-secret" not in f"{reward!r} {reward._judge!r} {reward._judge._endpoint!r}"
 
 
 def test_a_completion_too_long_to_be_sent_is_worth_nothing(judged: tuple[Server, str]) -> None:

@@ -129,7 +129,8 @@ FAULTS: dict[str, tuple[str, Any, UpdateConfig, str]] = {
 def test_a_wrong_step_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function, wrong, update, says = FAULTS[name]
     monkeypatch.setattr(learner_module, function, wrong)
-    found = errors_of(make_learner("grpo", dtype=torch.float32, update=update), updates=2)
+    updates = 2 if name == "forgets its moments" else 1
+    found = errors_of(make_learner("grpo", dtype=torch.float32, update=update), updates=updates)
     assert says in found[0]
 
 
