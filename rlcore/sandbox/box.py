@@ -63,7 +63,8 @@ class Box:
                 raise Broken(RunStatus.PROTOCOL, "the first message was not READY")
         except (OSError, ValueError, Broken) as error:
             self._end()
-            raise BoxError(f"the box did not start: {self._stderr() or f'{type(error).__name__} {error}'}") from error
+            kind = error.status if isinstance(error, Broken) else type(error).__name__
+            raise BoxError(f"the box did not start: {self._stderr() or f'{kind} {error}'}") from error
 
     def __enter__(self) -> Box:
         return self
