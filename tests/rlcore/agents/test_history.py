@@ -343,7 +343,7 @@ MISSING = {
 }
 
 
-def test_what_an_agent_misses_in_the_sandbox_is_named(play: Play) -> None:
+def test_advice_names_what_an_agent_misses_in_the_sandbox(play: Play) -> None:
     require_bubblewrap()
     tries = f"""
 import traceback

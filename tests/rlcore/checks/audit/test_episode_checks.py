@@ -205,11 +205,11 @@ def test_a_text_that_is_not_that_of_its_tokens_is_found(tokenizer: ChatTokenizer
     item = strategies.scored_rollout(1.0, prompt_ids=prompt_ids, completion_ids=ids)
     right = dataclasses.replace(item, rollout=dataclasses.replace(item.rollout, text="seven"))
     assert rollout_error(right, sample, tokenizer, prompt_ids) is None
-    fault = rollout_error(item, sample, tokenizer, prompt_ids)
-    assert fault is not None and str(fault) == "the text that was scored: expected 'seven', found ''"
-    fault = rollout_error(right, sample, tokenizer, prompt_ids[1:])
-    assert fault is not None and str(fault).startswith("the prompt's tokens: expected")
-    assert "rollout of prompt" in fault.where
+    error = rollout_error(item, sample, tokenizer, prompt_ids)
+    assert error is not None and str(error) == "the text that was scored: expected 'seven', found ''"
+    error = rollout_error(right, sample, tokenizer, prompt_ids[1:])
+    assert error is not None and str(error).startswith("the prompt's tokens: expected")
+    assert "rollout of prompt" in error.where
 
 
 def agent_components(make: MakeComponents, **changes: Any) -> Components:

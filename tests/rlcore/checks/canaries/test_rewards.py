@@ -239,12 +239,12 @@ def test_a_format_knows_what_is_in_it_and_what_is_not(options: FormatOptions) ->
         assert right not in wrong
 
 
-@pytest.mark.parametrize("fault", [negated, flipped, stuck, lambda s: [*s[1:], s[0]], lambda s: s[::-1]])
+@pytest.mark.parametrize("change", [negated, flipped, stuck, lambda s: [*s[1:], s[0]], lambda s: s[::-1]])
 def test_a_verifier_of_the_mix_that_is_broken_is_stopped(
-    fault: Callable[[list[Score]], list[Score]], math: MathReward
+    change: Callable[[list[Score]], list[Score]], math: MathReward
 ) -> None:
     """Beside a sound one: it is asked by itself."""
-    reward = mixed(length_reward(LengthOptions(limit=4, buffer=3)), Broken(math, fault))
+    reward = mixed(length_reward(LengthOptions(limit=4, buffer=3)), Broken(math, change))
     for canary in (lambda: terms_canary(reward, NUMBERS, samples()), lambda: known_answers_canary(reward, NUMBERS)):
         with pytest.raises(CanaryError, match="'math' misjudges"):
             canary()
